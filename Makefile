@@ -1,0 +1,33 @@
+# The commands of replay_sim; each makes the environment that it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+.PHONY: env test explore lab clean
+
+env: $(STAMP)
+
+$(STAMP): environment.yml pyproject.toml
+	$(PYTHON) -m venv .venv
+	sed -n 's/^      - \([A-Za-z0-9._-]*==[^ ]*\).*$$/\1/p' environment.yml > .venv/requirements.txt
+	$(BIN)/pip install -r .venv/requirements.txt
+	$(BIN)/pip install --no-deps --no-build-isolation -e .
+	touch $@
+
+test: env
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+ifneq ($(NOTEBOOKS),)
+	$(BIN)/pytest --nbval-lax --nbval-cell-timeout=300 notebooks
+endif
+
+explore: env
+	$(BIN)/python -m replay_sim.explore
+
+lab: env
+	$(BIN)/jupyter lab notebooks
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -80,8 +80,8 @@ class DecoderShape:
             ),
             (
                 0 <= self.first_local_expert and experts_end <= self.num_experts,
-                f"first_local_expert {self.first_local_expert} + num_local_experts {self.num_local_experts} must be "
-                f"at most num_experts {self.num_experts}",
+                f"first_local_expert {self.first_local_expert} + num_local_experts "
+                f"{self.num_local_experts} must be at most num_experts {self.num_experts}",
             ),
             (
                 all(0 <= layer < self.cut for layer in self.early_aux_layers),

@@ -4,16 +4,12 @@ import bisect
 import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
 from replay_sim.batch.request import Batch
 from replay_sim.batch.rows import kept_lengths
-
-if TYPE_CHECKING:
-    from replay_sim.plan.capture_plan import CapturePlan
-
+from replay_sim.plan.capture_plan import CapturePlan
 
 HEADERS = ("Unpadded Tokens", "Padded Tokens", "Num Paddings", "Runtime Mode", "Count")
 JSON_KEYS = ("unpadded_tokens", "padded_tokens", "num_paddings", "runtime_mode", "count")
@@ -85,7 +81,7 @@ def smallest_size(sizes: Sequence[int], count: int) -> int | None:
 
 def dispatch_step(
     batch: Batch,
-    plan: "CapturePlan",
+    plan: CapturePlan,
     *,
     model_sizes: Collection[int],
     full_sizes: Collection[int],
@@ -108,7 +104,7 @@ def dispatch_step(
 
 
 def _model_mode(
-    batch: Batch, plan: "CapturePlan", model_sizes: Collection[int], full_sizes: Collection[int]
+    batch: Batch, plan: CapturePlan, model_sizes: Collection[int], full_sizes: Collection[int]
 ) -> tuple[CudagraphMode, int, ModelReason]:
     """D1: the model's mode, padded tokens, and why. A batch without tokens runs nothing."""
     tokens = batch.num_tokens
@@ -128,7 +124,7 @@ def _model_mode(
 
 
 def _replay_rows(
-    batch: Batch, plan: "CapturePlan", mode: CudagraphMode, padded_tokens: int
+    batch: Batch, plan: CapturePlan, mode: CudagraphMode, padded_tokens: int
 ) -> tuple[int, ReplayReason | None]:
     """S5, D2: the rows of the step's replay batch, or why there is none."""
     if not batch.num_tokens:
@@ -147,7 +143,7 @@ def _replay_rows(
 
 
 def _replay_mode(
-    rows: int, plan: "CapturePlan", replay_sizes: Collection[int]
+    rows: int, plan: CapturePlan, replay_sizes: Collection[int]
 ) -> tuple[CudagraphMode, int, ReplayReason]:
     """D3, G3: how a replay batch of these rows runs, its padded rows, and why."""
     size = smallest_size(plan.replay_sizes, rows)

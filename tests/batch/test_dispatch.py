@@ -1,8 +1,8 @@
 """Dispatch: the mode and size of the model and of the replay layers, the reasons, and the table."""
 
 import json
-import types
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,22 +16,25 @@ from replay_sim.batch.dispatch import (
     smallest_size,
 )
 from replay_sim.batch.request import Batch, Phase, Request
+from replay_sim.plan.capture_plan import CapturePlan
 
 NONE, PIECEWISE, FULL = CudagraphMode.NONE, CudagraphMode.PIECEWISE, CudagraphMode.FULL
 WINDOW = 128
-PLAN = types.SimpleNamespace(
+PLAN = CapturePlan(
     window=WINDOW,
     model_sizes=(1, 8, 64, 704, 768, 1024, 2048),
     full_sizes=(6, 12, 24),
     replay_sizes=(128, 256, 512),
     trim_threshold=768,
+    max_num_seqs=16,
+    max_num_batched_tokens=4096,
     query_len_decode=6,
 )
 
 
-def with_plan(**changes: object) -> types.SimpleNamespace:
+def with_plan(**changes: object) -> CapturePlan:
     """The plan above with other settings."""
-    return types.SimpleNamespace(**(vars(PLAN) | changes))
+    return attrs.evolve(PLAN, **changes)
 
 
 def dispatch(batch, plan=PLAN, **captured):

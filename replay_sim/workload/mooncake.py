@@ -1,0 +1,63 @@
+"""Reader for the JSON lines of the Mooncake traces: timestamp (ms), input_length, output_length, hash_ids."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from replay_sim.workload.lines import MAX_REQUESTS, Path, check_count, collect, read_lines
+from replay_sim.workload.trace import TraceError, TraceRequest
+
+FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def read_mooncake(path: Path, max_requests: int = MAX_REQUESTS) -> tuple[TraceRequest, ...]:
+    """The requests of a Mooncake trace, arrivals in seconds after the first; all of them or a TraceError.
+
+    hash_ids become prefix_hashes: one a block of 512 prompt tokens, equal where the prompts agree up to
+    there.
+    """
+    return collect(path, _requests(path), max_requests)
+
+
+def _requests(path: Path) -> Iterator[tuple[int, TraceRequest]]:
+    """Each request with its line number."""
+    first: float | None = None
+    for index, (number, text) in enumerate(read_lines(path)):
+        fields = _object(path, number, text)
+        stamp = _milliseconds(path, number, fields["timestamp"])
+        first = stamp if first is None else first
+        if stamp < first:
+            raise TraceError(path, number, "timestamp", f"a time at or after the first, {first} ms", stamp)
+        prompt_tokens = check_count(path, number, "input_length", fields["input_length"], 1)
+        output_tokens = check_count(path, number, "output_length", fields["output_length"], 0)
+        hashes = _hashes(path, number, fields["hash_ids"])
+        yield number, TraceRequest((stamp - first) / 1000, prompt_tokens, output_tokens, str(index), hashes)
+
+
+def _object(path: Path, number: int, text: str) -> dict[str, Any]:
+    """The line as a JSON object that has all fields."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(path, number, "line", "a JSON object", text) from error
+    if not isinstance(value, dict):
+        raise TraceError(path, number, "line", "a JSON object", text)
+    for field in FIELDS:
+        if field not in value:
+            raise TraceError(path, number, field, "this field in the object", text)
+    return value
+
+
+def _milliseconds(path: Path, number: int, value: object) -> float:
+    """A finite time of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise TraceError(path, number, "timestamp", "milliseconds of at least 0", value)
+    return value
+
+
+def _hashes(path: Path, number: int, value: object) -> tuple[int, ...]:
+    """A list of integers."""
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise TraceError(path, number, "hash_ids", "a list of integers", value)
+    return tuple(value)

@@ -1,0 +1,1 @@
+"""The subcommands: one module each, named after it, holding a click command called `command`."""

@@ -1,0 +1,127 @@
+"""The command line: answers, and one line for every bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replay_sim import cli
+
+NOT_WHILE_PLANNING = (
+    "torch",
+    "numpy",
+    "pandas",
+    "plotly",
+    "ipywidgets",
+    "IPython",
+    "jupyter_client",
+    "scipy",
+)
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(list(args))
+    captured = capsys.readouterr()
+    return int(exited.value.code or 0), captured.out, captured.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line of a refused command."""
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "")
+    assert err.endswith("\n") and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+def config_file(folder: Path, **settings: object) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+def test_planning_loads_neither_torch_nor_numpy_nor_jupyter() -> None:
+    program = (
+        "import sys\nfrom replay_sim import cli\n"
+        "try:\n    cli.main(['plan', 'default', '--json'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {NOT_WHILE_PLANNING} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert json.loads(done.stdout)["num_replay_graphs"] == 16
+
+
+def test_the_module_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "replay_sim", "plan", "no-such-preset"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in ((), ("--help",), ("-h",)):
+        status, out, _ = run(capsys, *args)
+        assert status == 0 and "plan" in out
+    assert run(capsys, "--version")[1].startswith("replay-sim")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"decoder_replay_cudagraph_capture_sizes": [128, 9000]}, ["9000", "max_num_batched_tokens", "8192"]),
+        ({"decoder_replay_cudagraph_capture_sizes": [0]}, ["decoder_replay_cudagraph_capture_sizes", "0"]),
+        ({"decoder_replay_cudagraph_capture_sizes": [-8]}, ["decoder_replay_cudagraph_capture_sizes", "-8"]),
+        ({"decoder_replay_trim_threshold": 128}, ["decoder_replay_trim_threshold", "128", "window"]),
+        ({"window": 0}, ["window", "0"]),
+        ({"windows": 128}, ["'windows'", "did you mean 'window'"]),
+        (
+            {"max_num_seqs": 64, "max_cudagraph_capture_size": 8192, "max_num_batched_tokens": 4096},
+            ["8192", "max_cudagraph_capture_size", "4096", "max_num_batched_tokens"],
+        ),
+    ],
+)
+def test_bad_settings_are_one_line(
+    settings: dict, named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for extra in ((), ("--json",)):
+        line = refused(capsys, "plan", config_file(tmp_path, **settings), *extra)
+        assert all(part in line for part in named), line
+
+
+def test_an_unknown_preset_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'h200-tp4-c8'" in refused(capsys, "plan", "h200-tp4-c9")
+
+
+def test_unreadable_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    for text in ("{", "[1]", '{"window": 1,}', ""):
+        path.write_text(text)
+        assert "unreadable JSON" in refused(capsys, "plan", str(path))
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No such file" in refused(capsys, "plan", str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("plan",),
+        ("plan", "default", "more"),
+        ("plan", "default", "--no-such"),
+        ("no-such",),
+        ("plan", "a\nb\udc80"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, *args)
+
+
+def test_a_fault_of_the_program_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("a fault")
+
+    monkeypatch.setattr(cli.cli, "main", broken)
+    with pytest.raises(TypeError):
+        cli.main(["plan", "default"])

@@ -1,0 +1,209 @@
+"""Attention metadata on the device: of a whole batch, and of its replay batch (S3, S4, S8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from replay_sim.batch.request import Batch
+from replay_sim.batch.rows import select_rows
+from replay_sim.batch.staging import Staging
+
+BlockTables = Sequence[npt.NDArray[np.int32]]
+
+PAD_SLOT = -1
+PAD_REQUEST = -1
+
+
+@attrs.frozen
+class AttentionMetadata:
+    """What attention and KV writes read, one value a row; a row is real or a pad (slot -1, request -1).
+
+    `positions` int64 (n,), `slot_mapping` int64 (n,), `request_of_row` int32 (n,), `window_start` int64 (n,) the
+    first position that the row may attend in its layer's window, `block_table` int32 (max_num_seqs, max_blocks).
+    """
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    request_of_row: torch.Tensor
+    window_start: torch.Tensor
+    block_table: torch.Tensor
+    block_size: int
+
+
+class BatchMetadataBuffers:
+    """Device buffers at fixed addresses for the metadata of any batch that fits.
+
+    `max_rows` bounds padded tokens, `max_num_seqs` requests, `max_blocks` blocks of one request.
+    """
+
+    def __init__(
+        self, *, max_rows: int, max_num_seqs: int, max_blocks: int, block_size: int, window: int, device: torch.device
+    ) -> None:
+        self.window, self.block_size = window, block_size
+        self.max_rows, self.max_num_seqs, self.max_blocks = max_rows, max_num_seqs, max_blocks
+
+        def buffer(shape: int | tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.positions = buffer(max_rows, torch.int64)
+        self.slot_mapping = buffer(max_rows, torch.int64)
+        self.window_start = buffer(max_rows, torch.int64)
+        self.request_of_row = buffer(max_rows, torch.int32)
+        self.input_ids = buffer(max_rows, torch.int32)
+        self.block_table = buffer((max_num_seqs, max_blocks), torch.int32)
+        self.num_rows = buffer(1, torch.int32)
+        self.query_start_loc = buffer(max_num_seqs + 1, torch.int32)
+        self.computed = buffer(max_num_seqs, torch.int64)
+        self.request_window_start = buffer(max_num_seqs, torch.int64)
+        self.keeps_all = buffer(max_num_seqs, torch.int32)
+        row_bytes = 8 * 3 + 4 * 2
+        request_bytes = 4 * max_blocks + 8 * 2 + 4 * 2
+        self._staging = Staging(max_rows * row_bytes + (max_num_seqs + 1) * request_bytes + 1024, device)
+
+    def write(
+        self, batch: Batch, block_tables: BlockTables, input_ids: np.ndarray, padded_tokens: int
+    ) -> AttentionMetadata:
+        """Write one batch, padded to `padded_tokens` rows, and return its metadata (S8).
+
+        `block_tables` holds each request's block ids, enough for its seq_len; `input_ids` int32 (num_tokens,). Pads
+        take position 0, slot -1, request -1, id 0. Raises ValueError naming the bound that a batch exceeds.
+        """
+        self._check(batch, block_tables, padded_tokens)
+        tables = np.zeros((batch.num_reqs, self.max_blocks), np.int32)
+        for row, table in zip(tables, block_tables, strict=True):
+            row[: len(table)] = table
+        owner = np.repeat(np.arange(batch.num_reqs, dtype=np.int32), batch.query_lens)
+        positions = batch.positions
+        slots = tables[owner, positions // self.block_size].astype(np.int64) * self.block_size
+        slots += positions % self.block_size
+        start = np.maximum(batch.window_starts[owner], positions - self.window + 1)
+        copies = [
+            (_padded(positions, padded_tokens, 0), self.positions),
+            (_padded(slots, padded_tokens, PAD_SLOT), self.slot_mapping),
+            (_padded(start, padded_tokens, 0), self.window_start),
+            (_padded(owner, padded_tokens, PAD_REQUEST), self.request_of_row),
+            (_padded(input_ids.astype(np.int32), padded_tokens, 0), self.input_ids),
+            (tables, self.block_table),
+            (np.array([batch.num_tokens], np.int32), self.num_rows),
+            (batch.query_start_loc, self.query_start_loc),
+            (batch.computed, self.computed),
+            (batch.window_starts, self.request_window_start),
+            ((batch.is_decode | batch.all_rows_read).astype(np.int32), self.keeps_all),
+        ]
+        self._staging.begin()
+        for source, target in copies:
+            if len(source):
+                self._staging.copy(source, target[: len(source)])
+        self._staging.end()
+        return self.metadata(padded_tokens)
+
+    def metadata(self, padded_tokens: int) -> AttentionMetadata:
+        """The buffers' first `padded_tokens` rows."""
+        n = padded_tokens
+        return AttentionMetadata(
+            self.positions[:n],
+            self.slot_mapping[:n],
+            self.request_of_row[:n],
+            self.window_start[:n],
+            self.block_table,
+            self.block_size,
+        )
+
+    def _check(self, batch: Batch, block_tables: BlockTables, padded_tokens: int) -> None:
+        if not batch.num_tokens <= padded_tokens <= self.max_rows:
+            raise ValueError(
+                f"padded_tokens {padded_tokens} must be at least the batch's {batch.num_tokens} tokens and at most "
+                f"the {self.max_rows} rows of the buffers"
+            )
+        if batch.num_reqs > self.max_num_seqs:
+            raise ValueError(f"batch of {batch.num_reqs} requests exceeds max_num_seqs {self.max_num_seqs}")
+        for index, (seq_len, table) in enumerate(zip(batch.seq_lens, block_tables, strict=True)):
+            needed = -(-seq_len // self.block_size)
+            if not needed <= len(table) <= self.max_blocks:
+                raise ValueError(
+                    f"block table of request {index} has {len(table)} blocks: its seq_len {seq_len} needs "
+                    f"{needed} of block_size {self.block_size}, and at most {self.max_blocks} fit"
+                )
+
+
+def _padded(values: np.ndarray, padded: int, pad: int) -> np.ndarray:
+    """`values` with pads appended up to `padded` entries."""
+    result = np.full(padded, pad, values.dtype)
+    result[: len(values)] = values
+    return result
+
+
+class ReplayMetadataBuffers:
+    """Device buffers at fixed addresses for the metadata of any replay batch of at most `max_rows` rows."""
+
+    def __init__(self, *, max_rows: int, max_num_seqs: int, device: torch.device) -> None:
+        self.max_rows = max_rows
+        self.rows = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.slot_mapping = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.request_of_row = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.window_start_first = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.window_start_rest = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._device = device
+
+    def write(self, batch: Batch, source: BatchMetadataBuffers, padded_rows: int) -> None:
+        """Fill the buffers from the batch written last into `source`: in one launch on a GPU, plainly on a CPU (S9).
+
+        Raises ValueError if `padded_rows` is more than the buffers hold.
+        """
+        if padded_rows > self.max_rows:
+            raise ValueError(
+                f"padded_rows {padded_rows} exceeds the {self.max_rows} rows of the replay metadata buffers"
+            )
+        if self._device.type == "cuda":
+            from replay_sim.batch.rows_kernel import replay_metadata_into
+
+            replay_metadata_into(self, source, batch.num_reqs, padded_rows)
+        else:
+            self._write_reference(batch, source, padded_rows)
+
+    def _write_reference(self, batch: Batch, source: BatchMetadataBuffers, padded: int) -> None:
+        """The plain implementation that the kernel must equal exactly (S9)."""
+        selected = select_rows(batch, source.window)
+        rows = torch.from_numpy(selected.rows)
+        r = selected.num_rows
+        positions = source.positions[rows]
+        owner = source.request_of_row[rows]
+        trimmed_start = torch.from_numpy(selected.window_starts)[owner.long()]
+        for buffer, pad in (
+            (self.rows, -1),
+            (self.positions, 0),
+            (self.slot_mapping, PAD_SLOT),
+            (self.request_of_row, PAD_REQUEST),
+            (self.window_start_first, 0),
+            (self.window_start_rest, 0),
+        ):
+            buffer[r:padded] = pad
+        self.rows[:r] = rows
+        self.positions[:r] = positions
+        self.slot_mapping[:r] = source.slot_mapping[rows]
+        self.request_of_row[:r] = owner
+        self.window_start_first[:r] = source.window_start[rows]
+        self.window_start_rest[:r] = torch.maximum(trimmed_start, positions - source.window + 1)
+        self.query_start_loc[: batch.num_reqs + 1] = torch.from_numpy(selected.query_start_loc)
+        self.num_rows[0] = r
+
+    def metadata(self, padded_rows: int, source: BatchMetadataBuffers, *, first_layer: bool) -> AttentionMetadata:
+        """The first rows, for the first replay layer, which keeps the batch's window starts, or the rest (S4)."""
+        n = padded_rows
+        start = self.window_start_first if first_layer else self.window_start_rest
+        return AttentionMetadata(
+            self.positions[:n],
+            self.slot_mapping[:n],
+            self.request_of_row[:n],
+            start[:n],
+            source.block_table,
+            source.block_size,
+        )

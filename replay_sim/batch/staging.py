@@ -1,0 +1,48 @@
+"""Host-to-device staging: a step's small arrays go through pinned memory that is not reused before its copy ended."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+RING = 2
+
+
+class Staging:
+    """Copies numpy arrays into device buffers at fixed addresses.
+
+    On a GPU the copies are asynchronous, from a ring of pinned buffers, each guarded by an event; on a CPU they are
+    plain copies.
+    """
+
+    def __init__(self, capacity_bytes: int, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        if self._pinned:
+            self._buffers = [torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
+            self._copied = [torch.cuda.Event() for _ in range(RING)]
+            self._turn = 0
+            self._offset = 0
+
+    def begin(self) -> None:
+        """Starts a step's copies; waits if the copies of the step RING steps ago are still under way."""
+        if self._pinned:
+            self._turn = (self._turn + 1) % RING
+            self._offset = 0
+            self._copied[self._turn].synchronize()
+
+    def copy(self, source: np.ndarray, target: torch.Tensor) -> None:
+        """Copies `source` into `target`, a contiguous tensor of the same element count and dtype."""
+        flat = torch.tensor(source).view(target.shape)
+        if not self._pinned:
+            target.copy_(flat)
+            return
+        nbytes = source.nbytes
+        pinned = self._buffers[self._turn][self._offset : self._offset + nbytes].view(target.dtype).view(target.shape)
+        pinned.copy_(flat)
+        target.copy_(pinned, non_blocking=True)
+        self._offset += -(-nbytes // 16) * 16
+
+    def end(self) -> None:
+        """Marks the end of the step's copies on the current stream."""
+        if self._pinned:
+            self._copied[self._turn].record()

@@ -1,0 +1,7 @@
+"""Breakable graph capture: segments and eager breaks, on CUDA graphs or on a recording CPU backend (C1-C12)."""
+
+from replay_sim.capture.backend import CaptureBackend, CaptureError, Segment
+from replay_sim.capture.breakable_graph import BreakableGraph, capture, warm_up
+from replay_sim.capture.eager_break import eager_break
+
+__all__ = ["BreakableGraph", "CaptureBackend", "CaptureError", "Segment", "capture", "eager_break", "warm_up"]

@@ -1,0 +1,79 @@
+"""The interface between breakable graphs and what records them: `cuda` or `host` (C12)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class CaptureError(RuntimeError):
+    """What cannot be captured, or a capture used wrongly; the message names the operation and the remedy."""
+
+
+class Segment(Protocol):
+    """A captured stretch of operations between two eager breaks."""
+
+    @property
+    def num_operations(self) -> int:
+        """How many operations a replay runs; graph nodes, on a GPU."""
+
+    def replay(self) -> None:
+        """Run the captured operations again on the addresses that they were captured with (C2)."""
+
+
+class CaptureBackend(ABC):
+    """Records segments on one stream, into one graph pool.
+
+    Pools and streams are opaque handles of the backend that made them. `begin_segment` and `end_segment` are
+    called in turn by `capture`, on the stream that `on_stream` made current.
+    """
+
+    name: str
+    device: torch.device
+
+    @abstractmethod
+    def make_pool(self) -> Any:
+        """A new, empty graph pool."""
+
+    @abstractmethod
+    def make_stream(self) -> Any:
+        """A new stream; segments captured on different streams share no memory, even in one pool (O2)."""
+
+    @abstractmethod
+    def on_stream(self, stream: Any) -> AbstractContextManager[None]:
+        """Makes `stream` current, ordered after the work of the stream that was current before, and back."""
+
+    @abstractmethod
+    def check_ready(self) -> None:
+        """Raises CaptureError where nothing can be captured now, such as on another device (C11)."""
+
+    @abstractmethod
+    def begin_segment(self, pool: Any, stream: Any) -> None:
+        """Starts to record on the current stream, with allocations from `pool`."""
+
+    @abstractmethod
+    def end_segment(self) -> Segment | None:
+        """Ends the segment; None when nothing was recorded."""
+
+    @abstractmethod
+    def abort_segment(self) -> None:
+        """Ends a segment after an error and drops it; the stream is not capturing afterwards (C7)."""
+
+    @abstractmethod
+    def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor over the same memory that keeps nothing of a pool alive (C3)."""
+
+    @abstractmethod
+    def live_bytes(self) -> int:
+        """Bytes held by live tensors outside of pools; steady once warm-up has made all lazy buffers (C8)."""
+
+    @abstractmethod
+    def reserved_bytes(self, pool: Any = None) -> int:
+        """Bytes of memory segments reserved by `pool`, or by all pools and plain memory together (O5)."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for all work of the device."""

@@ -1,0 +1,171 @@
+"""The CUDA backend: segments are real `torch.cuda.CUDAGraph`s on one stream and in one graph pool (C12)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from cuda.bindings import runtime as cudart
+
+from replay_sim.capture.backend import CaptureBackend, CaptureError
+from replay_sim.capture.guard import HostAccessGuard, OperationGuard
+
+
+@attrs.frozen
+class CudaSegment:
+    """One instantiated CUDA graph."""
+
+    graph: torch.cuda.CUDAGraph
+    num_operations: int
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream (C2)."""
+        self.graph.replay()
+
+
+@attrs.frozen
+class CudaPool:
+    """A graph pool that stays alive, whatever becomes of its graphs: the allocator drops a pool with its last graph."""
+
+    handle: Any
+    keeper: torch.cuda.CUDAGraph
+
+
+class RawPointer:
+    """Device memory by address alone: a tensor made of it owns nothing (C3)."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class CudaBackend(CaptureBackend):
+    """Captures on the current CUDA device, in thread-local mode: other threads' CUDA calls do not break a capture."""
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise CaptureError("the cuda backend needs a CUDA device and none is available: use the host backend")
+        self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device.index or 0)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._guards: tuple[OperationGuard, HostAccessGuard] | None = None
+
+    def make_pool(self) -> CudaPool:
+        """A new graph pool, kept alive by an empty graph."""
+        handle = torch.cuda.graph_pool_handle()
+        keeper = torch.cuda.CUDAGraph()
+        with self.on_stream(self.make_stream()), _no_empty_graph_warning():
+            keeper.capture_begin(pool=handle, capture_error_mode="thread_local")
+            keeper.capture_end()
+        return CudaPool(handle, keeper)
+
+    def make_stream(self) -> torch.cuda.Stream:
+        """A new side stream."""
+        return torch.cuda.Stream(self.device)
+
+    @contextmanager
+    def on_stream(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Makes `stream` current, after the work of the stream before; that one then waits for it in turn."""
+        outside = torch.cuda.current_stream(self.device)
+        if outside == stream:
+            yield
+            return
+        stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            outside.wait_stream(stream)
+
+    def check_ready(self) -> None:
+        """Raises CaptureError while another device is current (C11)."""
+        if torch.cuda.current_device() != self.device.index:
+            raise CaptureError(
+                f"cannot capture for {self.device} while cuda:{torch.cuda.current_device()} is current: "
+                f"enter torch.cuda.device({self.device.index}) first"
+            )
+
+    def begin_segment(self, pool: CudaPool, stream: torch.cuda.Stream) -> None:
+        """Starts to capture on `stream`, which must be current."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+        self._graph = graph
+        self._guards = (OperationGuard(), HostAccessGuard())
+        for guard in self._guards:
+            guard.__enter__()
+
+    def _stop(self) -> torch.cuda.CUDAGraph:
+        if self._graph is None or self._guards is None:
+            raise CaptureError("no segment is being captured: end_segment needs a begin_segment before it")
+        graph, guards = self._graph, self._guards
+        self._graph = self._guards = None
+        for guard in reversed(guards):
+            guard.__exit__(None, None, None)
+        with _no_empty_graph_warning():
+            graph.capture_end()
+        return graph
+
+    def end_segment(self) -> CudaSegment | None:
+        """Ends the segment and instantiates its graph; None when nothing was captured."""
+        graph = self._stop()
+        num_kernels = _count_nodes(graph)
+        if num_kernels == 0:
+            graph.reset()
+            return None
+        graph.instantiate()
+        return CudaSegment(graph, num_kernels)
+
+    def abort_segment(self) -> None:
+        """Ends the stream's capture and drops what it holds; an error of the ended capture itself is not news."""
+        try:
+            self._stop().reset()
+        except RuntimeError:
+            # An invalidated capture ends with an error before the allocator leaves the pool.
+            pass
+        torch.cuda.synchronize(self.device)
+
+    def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor over the same device memory, made from its address, that keeps nothing alive."""
+        storage = tensor.untyped_storage()
+        if tensor.numel() == 0 or not tensor.is_cuda:
+            return tensor
+        flat = torch.as_tensor(RawPointer(storage.data_ptr(), storage.nbytes()), device=tensor.device)
+        return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def live_bytes(self) -> int:
+        """Bytes of live tensors in the caching allocator."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def reserved_bytes(self, pool: CudaPool | None = None) -> int:
+        """Bytes of the segments of `pool`, or of all memory that the caching allocator reserved."""
+        if pool is None:
+            return torch.cuda.memory_reserved(self.device)
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool.handle)
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def _no_empty_graph_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+        yield
+
+
+def _count_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    status, _, count = cudart.cudaGraphGetNodes(graph.raw_cuda_graph(), 0)
+    if status != cudart.cudaError_t.cudaSuccess:
+        raise CaptureError(f"cudaGraphGetNodes failed with {status}")
+    return int(count)

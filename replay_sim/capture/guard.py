@@ -1,0 +1,96 @@
+"""What a capture refuses before it runs: host reads of device values and shapes that depend on data (C10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from replay_sim.capture.backend import CaptureError
+
+aten = torch.ops.aten
+
+_HOST_READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.is_same_size}
+_DATA_SHAPES = {
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+    aten.unique_dim_consecutive,
+    aten.repeat_interleave,
+    aten.bincount,
+}
+_READ_REMEDY = "keep the value on the device, or move the read into an eager break"
+_SHAPE_REMEDY = "pad to a fixed shape and mask, or move it into an eager break"
+
+_HOST_READ_METHODS = {
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.item,
+    torch.Tensor.cpu,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+    torch.Tensor.__array__,
+    torch.Tensor.__contains__,
+}
+_HOST_WRITES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer}
+
+
+def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raises CaptureError, naming the operation and the remedy, if the dispatched operation cannot be captured."""
+    packet = operation.overloadpacket
+    if packet in _HOST_READS:
+        raise CaptureError(f"{operation} reads a device value on the host, which no graph can replay: {_READ_REMEDY}")
+    if packet in _DATA_SHAPES and not _has_given_output_size(operation):
+        raise CaptureError(f"the result shape of {operation} depends on data: {_SHAPE_REMEDY}")
+
+    if packet in (aten._to_copy, aten.copy_):
+        devices = {tensor.device.type for tensor in args if isinstance(tensor, torch.Tensor)}
+        devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") is not None else set()
+        if len(devices) > 1:
+            raise CaptureError(f"{operation} copies between {' and '.join(sorted(devices))}: {_READ_REMEDY}")
+
+
+def _has_given_output_size(operation: Any) -> bool:
+    return operation in (aten.repeat_interleave.self_int,)
+
+
+class OperationGuard(TorchDispatchMode):
+    """Refuses what cannot be captured before it runs, and names the operation on any other error inside a capture."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation if it can be captured."""
+        check_operation(operation, args, kwargs or {})
+        try:
+            return operation(*args, **(kwargs or {}))
+        except Exception as error:
+            error.add_note(f"while capturing {operation}")
+            raise
+
+
+class HostAccessGuard(TorchFunctionMode):
+    """Refuses Tensor methods that read on the host without dispatching an operation, and tensors made of host data."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Raises CaptureError for a host read or a host write, otherwise calls `function`."""
+        if function in _HOST_READ_METHODS:
+            raise CaptureError(
+                f"Tensor.{function.__name__} reads a device value on the host, which no graph replays: {_READ_REMEDY}"
+            )
+        if function in _HOST_WRITES:
+            raise CaptureError(
+                f"torch.{function.__name__} copies host data into the capture, which a replay would not see change: "
+                "make the tensor before the capture"
+            )
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,138 @@
+"""The host backend: captures on a CPU by recording dispatched operations, with the rules of CUDA graphs (C12)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import torch
+
+from replay_sim.capture.arena import Arena
+from replay_sim.capture.backend import CaptureBackend, CaptureError
+from replay_sim.capture.guard import HostAccessGuard
+from replay_sim.capture.host_tape import HostTape, TapeRecorder
+
+
+@attrs.frozen
+class HostSegment:
+    """A recorded stretch of operations; a replay runs them on the addresses that they were recorded with."""
+
+    tape: HostTape
+
+    @property
+    def num_operations(self) -> int:
+        """How many operations a replay runs."""
+        return len(self.tape)
+
+    def replay(self) -> None:
+        """Run the tape (C2)."""
+        self.tape.replay()
+
+
+class HostBackend(CaptureBackend):
+    """Captures on a CPU: operations are recorded and not run, and what they would write holds poison.
+
+    Tensors of a capture live in an arena under the addresses of the CUDA caching allocator's rules: when one dies,
+    its bytes are used again by what is captured next. `arena_bytes` is virtual memory; what is not touched costs
+    nothing. `shapes_only` neither poisons nor can replay: it measures memory for tensors of any size.
+    """
+
+    name = "host"
+
+    def __init__(self, arena_bytes: int = 64 << 30, *, shapes_only: bool = False) -> None:
+        self.device = torch.device("cpu")
+        self.arena = Arena(arena_bytes)
+        self.shapes_only = shapes_only
+        self._pools = 0
+        self._streams = 0
+        self._current_stream = 0
+        self._recording: tuple[TapeRecorder, HostAccessGuard] | None = None
+
+    def make_pool(self) -> int:
+        """A new pool of the arena's allocator."""
+        self._pools += 1
+        self.arena.allocator.retain_pool(self._pools)
+        return self._pools
+
+    def make_stream(self) -> int:
+        """A new stream: a number that keeps blocks apart."""
+        self._streams += 1
+        return self._streams
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Makes `stream` current; a CPU runs in order anyway."""
+        before, self._current_stream = self._current_stream, stream
+        try:
+            yield
+        finally:
+            self._current_stream = before
+
+    def check_ready(self) -> None:
+        """A CPU can always capture."""
+
+    def begin_segment(self, pool: int, stream: int) -> None:
+        """Starts to record."""
+        recorder = TapeRecorder(self, pool, stream)
+        guard = HostAccessGuard()
+        recorder.__enter__()
+        guard.__enter__()
+        self._recording = (recorder, guard)
+
+    def _stop(self) -> TapeRecorder:
+        if self._recording is None:
+            raise CaptureError("no segment is being recorded: end_segment needs a begin_segment before it")
+        recorder, guard = self._recording
+        self._recording = None
+        guard.__exit__(None, None, None)
+        recorder.__exit__(None, None, None)
+        return recorder
+
+    def end_segment(self) -> HostSegment | None:
+        """Ends the segment; None when nothing was recorded."""
+        tape = self._stop().tape
+        return HostSegment(tape) if len(tape) else None
+
+    def abort_segment(self) -> None:
+        """Ends the segment and drops its tape; its tensors are freed as the caller's references go."""
+        self._stop()
+
+    def allocate(self, like: torch.Tensor, pool: int, stream: int) -> torch.Tensor:
+        """A tensor with the shape, strides and dtype of the meta tensor `like`, in the pool's memory, poisoned."""
+        nbytes = like.untyped_storage().nbytes()
+        if nbytes == 0:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        address = self.arena.allocator.malloc(nbytes, stream, pool)
+        if not self.shapes_only:
+            self.arena.poison(address, nbytes)
+        owner = self.arena.view(address, nbytes)
+        # The end of `owner`, which the storage alone holds, is the tensor's free event.
+        weakref.finalize(owner, self.arena.allocator.free, address).atexit = False
+        flat = torch.frombuffer(owner, dtype=torch.uint8)
+        return flat.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor over the same arena memory that owns no block; a tensor outside of the arena is returned as it is.
+
+        Memory outside of pools is never handed out twice, so a strong reference to it keeps nothing from reuse.
+        """
+        storage = tensor.untyped_storage()
+        if tensor.numel() == 0 or not self.arena.contains(storage.data_ptr()):
+            return tensor
+        window = self.arena.view_at(storage.data_ptr(), storage.nbytes())
+        flat = torch.frombuffer(window, dtype=torch.uint8).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def live_bytes(self) -> int:
+        """Always 0: a CPU keeps no workspace that a capture could allocate by accident."""
+        return 0
+
+    def reserved_bytes(self, pool: int | None = None) -> int:
+        """Bytes of the segments of `pool`, or of all pools."""
+        allocator = self.arena.allocator
+        return allocator.reserved_bytes() if pool is None else allocator.reserved_bytes(pool)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""

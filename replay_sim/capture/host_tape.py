@@ -1,0 +1,145 @@
+"""The host backend's tape: dispatched operations recorded over tensors that own nothing, and run again at replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from replay_sim.capture.backend import CaptureError
+from replay_sim.capture.breakable_graph import map_tensors, tensors_in
+from replay_sim.capture.guard import check_operation
+
+if TYPE_CHECKING:
+    from replay_sim.capture.host import HostBackend
+
+aten = torch.ops.aten
+
+# Share their input's storage although their schema does not say so.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+_ALLOCATE_ONLY = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+
+@attrs.frozen
+class Call:
+    """One recorded operation; `results` are the tensors at fixed addresses that its fresh results go to."""
+
+    operation: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    results: tuple[torch.Tensor, ...]
+
+    def run(self) -> None:
+        """Run the operation on its recorded addresses."""
+        returned = self.operation(*self.args, **self.kwargs)
+        if self.results:
+            for target, value in zip(self.results, tensors_in(returned), strict=True):
+                target.copy_(value)
+
+
+class HostTape:
+    """Recorded operations in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def replay(self) -> None:
+        """Run all operations in order."""
+        with torch.no_grad():
+            for call in self.calls:
+                call.run()
+
+
+class TapeRecorder(TorchDispatchMode):
+    """Records every dispatched operation and hands out tensors of the right shape with no result in them.
+
+    Shapes come from meta tensors. Views run for real, as they read no data. Raises CaptureError for operations that
+    a graph cannot hold (C10).
+    """
+
+    def __init__(self, backend: HostBackend, pool: int, stream: int) -> None:
+        super().__init__()
+        self.tape = HostTape()
+        self._backend, self._pool, self._stream = backend, pool, stream
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record one operation and return its results' tensors."""
+        check_operation(operation, args, kwargs or {})
+        with torch._C.DisableTorchFunction():
+            return self._record(operation, args, kwargs or {})
+
+    def _record(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if operation.is_view or operation in _UNDECLARED_VIEWS:
+            return operation(*args, **kwargs)
+        shapes = _result_shapes(operation, args, kwargs)
+        if operation in _ALLOCATE_ONLY:
+            return self._allocate(shapes)
+        written = _written_arguments(operation, args, kwargs)
+        returns = operation._schema.returns
+        fresh: list[torch.Tensor] = []
+        results: list[Any] = []
+        for value, declared in zip(_as_tuple(shapes), returns, strict=False):
+            if declared.alias_info is not None and declared.alias_info.is_write:
+                results.append(written.pop(0))
+            else:
+                made = map_tensors(self._allocate, value)
+                fresh.extend(tensors_in(made))
+                results.append(made)
+        weak_ref = self._backend.weak_ref
+        self.tape.calls.append(
+            Call(
+                operation,
+                map_tensors(weak_ref, args),
+                map_tensors(weak_ref, kwargs),
+                tuple(weak_ref(tensor) for tensor in fresh),
+            )
+        )
+        if not returns:
+            return None
+        return results[0] if len(returns) == 1 else tuple(results)
+
+    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        return self._backend.allocate(like, self._pool, self._stream)
+
+
+def _as_tuple(value: Any) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _result_shapes(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The operation's results on meta tensors; a shape error is the operation's own, as it would be eagerly."""
+    meta_kwargs = map_tensors(_meta, kwargs)
+    if "device" in meta_kwargs or any(argument.name == "device" for argument in operation._schema.arguments):
+        meta_kwargs["device"] = torch.device("meta")
+        meta_kwargs.pop("pin_memory", None)
+    try:
+        return operation(*map_tensors(_meta, args), **meta_kwargs)
+    except NotImplementedError as error:
+        raise CaptureError(f"{operation} has no shape rule on meta tensors: run it in an eager break") from error
+
+
+def _written_arguments(operation: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that the operation writes, in schema order."""
+    written = []
+    for index, argument in enumerate(operation._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[index] if index < len(args) else kwargs[argument.name])
+    return written

@@ -1,0 +1,208 @@
+"""Whole steps of the reference decoder: captures its graphs, dispatches each batch, and leaves its record (D1-D4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_step
+from replay_sim.batch.metadata import BlockTables
+from replay_sim.batch.request import Batch
+from replay_sim.capture import BreakableGraph, CaptureBackend, capture, warm_up
+from replay_sim.config.shapes import DecoderShape
+from replay_sim.decoder.dummy_batch import dummy_decode, dummy_prefill
+from replay_sim.decoder.kv_cache import KVCache
+from replay_sim.decoder.layer import FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY
+from replay_sim.decoder.model import Decoder
+from replay_sim.decoder.step_context import StepContextBuilder
+from replay_sim.decoder.weights import make_weights
+from replay_sim.plan.capture_plan import CapturePlan
+from replay_sim.replay.context import ReplayBatch, use_forward_context
+from replay_sim.replay.graphs import ReplayGraphs
+from replay_sim.replay.layers import ReplayLayers, ReplaySpec
+from replay_sim.replay.row_tensors import RowTensors, input_specs, output_specs
+from replay_sim.replay.sharing import PoolSharing, SharingChoice, choose_sharing
+from replay_sim.replay.static_buffers import StaticBuffers
+
+Progress = Callable[[Iterable[int], str], Iterable[int]]
+
+
+@attrs.frozen
+class StepOutput:
+    """What one step returns: rows of the step without its pads, and its record.
+
+    `hidden_states` (T, hc, h) and `pre_mix` (T, hc) as the replay layers return them, `late_aux` and `early_aux`
+    (T, h) each. They live in buffers of the runner: read them before the next step.
+    """
+
+    hidden_states: torch.Tensor
+    pre_mix: torch.Tensor
+    late_aux: tuple[torch.Tensor, ...]
+    early_aux: tuple[torch.Tensor, ...]
+    record: StepRecord
+
+
+class StepRunner:
+    """Runs steps of a decoder of `shape` by `plan` on `backend`, over one KV cache of `num_blocks` blocks.
+
+    `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4).
+    The cache has one block more, which only dummy batches write. Nothing is captured until `capture_graphs`; every
+    step runs eagerly until then.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        plan: CapturePlan,
+        backend: CaptureBackend,
+        *,
+        num_blocks: int,
+        max_blocks: int,
+        block_size: int = 64,
+        seed: int = 0,
+        sharing: PoolSharing | None = None,
+    ) -> None:
+        if shape.window != plan.window:
+            raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
+        self.shape, self.plan, self.backend = shape, plan, backend
+        self.num_blocks, self.block_size = num_blocks, block_size
+        device = backend.device
+        cache = KVCache(shape, (num_blocks + 1) * block_size, device)
+        self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
+        largest = max((plan.max_num_batched_tokens, *plan.model_sizes, *plan.full_sizes, *plan.replay_sizes))
+        self.contexts = StepContextBuilder(
+            max_rows=largest,
+            max_num_seqs=plan.max_num_seqs,
+            max_blocks=max_blocks,
+            block_size=block_size,
+            window=shape.window,
+            device=device,
+        )
+        self.sharing: SharingChoice = choose_sharing(has_early_aux=bool(shape.early_aux_layers), override=sharing)
+        self.pool, self.stream = backend.make_pool(), backend.make_stream()
+        self.replay_layers = self._make_replay_layers()
+        self.replay_graphs = self._make_replay_graphs()
+        self.replay_layers.graphs = self.replay_graphs
+        self.model_graphs: dict[int, BreakableGraph] = {}
+        self.full_graphs: dict[int, BreakableGraph] = {}
+
+    def _make_replay_layers(self) -> ReplayLayers:
+        shape, plan = self.shape, self.plan
+        dtype: torch.dtype = getattr(torch, shape.dtype)
+        device = self.backend.device
+        inputs = StaticBuffers(
+            input_specs(shape.hidden_size, shape.hc_mult, dtype), max(plan.replay_sizes, default=0), device
+        )
+        outputs = StaticBuffers(
+            output_specs(shape.hidden_size, shape.hc_mult, dtype, len(shape.late_aux_layers)),
+            max(plan.model_sizes, default=0),
+            device,
+        )
+        spec = ReplaySpec(
+            window=shape.window,
+            run_layers=self.decoder.run_replay_layers,
+            write_batch_kv=self.decoder.write_batch_kv,
+            metadata_keys=(FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY),
+            first_window_key=FIRST_REPLAY_WINDOW_KEY,
+        )
+        return ReplayLayers(spec, inputs, outputs, plan.trim_threshold)
+
+    def _make_replay_graphs(self) -> ReplayGraphs:
+        sharing, backend = self.sharing.sharing, self.backend
+        return ReplayGraphs(
+            backend=backend,
+            pool=backend.make_pool() if sharing is PoolSharing.OWN_POOL else self.pool,
+            stream=backend.make_stream() if sharing is PoolSharing.OWN_STREAM else self.stream,
+            buffers=self.replay_layers.inputs,
+            run_layers=self.replay_layers.spec.run_layers,
+            prepare=self.prepare_replay,
+        )
+
+    def capture_model_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
+        """Capture the PIECEWISE and then the FULL graphs, each largest first (C8).
+
+        Raises what a capture raises; the sizes captured before it stay usable.
+        """
+        for size in progress(sorted(self.plan.model_sizes, reverse=True), "PIECEWISE"):
+            batch = dummy_prefill(size, self.plan.max_num_seqs)
+            self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
+        for size in progress(sorted(self.plan.full_sizes, reverse=True), "FULL"):
+            batch = dummy_decode(size, self.plan.query_len_decode)
+            self.full_graphs[size] = self._capture(batch, {"full_sizes": (size,)}, full=True)
+
+    def capture_replay_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
+        """Capture the replay graphs, largest first, after the model graphs, whose free memory they may reuse (O1)."""
+        self.replay_graphs.capture(progress(sorted(self.plan.replay_sizes, reverse=True), "replay"))
+
+    def prepare_replay(self, size: int) -> ReplayBatch:
+        """A dummy replay batch of `size` rows, set up as a step sets up its own (G1)."""
+        batch = dummy_prefill(size, self.plan.max_num_seqs)
+        self.contexts.batch.write(batch, self._scratch_tables(batch), self._dummy_ids(batch), size)
+        return self.contexts.replay_batch(batch, size, size, CudagraphMode.PIECEWISE)
+
+    def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
+        sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured
+        record = dispatch_step(batch, self.plan, **sizes)
+        with self.backend.on_stream(self.stream), torch.no_grad():
+            context = self.contexts.build(batch, self._scratch_tables(batch), self._dummy_ids(batch), record)
+            with use_forward_context(context):
+                size = record.padded_tokens
+                warm_up(lambda: self._forward(size), self.backend)
+                return capture(
+                    lambda: self._forward(size),
+                    backend=self.backend,
+                    pool=self.pool,
+                    stream=self.stream,
+                    breaks_are_captured=full,
+                    name=f"{record.mode.value} graph of {size} tokens",
+                )
+
+    def _scratch_tables(self, batch: Batch) -> list[npt.NDArray[np.int32]]:
+        blocks = -(-batch.seq_lens // self.block_size)
+        return [np.full(count, self.num_blocks, np.int32) for count in blocks]
+
+    def _dummy_ids(self, batch: Batch) -> npt.NDArray[np.int32]:
+        return np.arange(batch.num_tokens, dtype=np.int32) % self.shape.vocab_size
+
+    def _forward(self, padded_tokens: int) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The decoder split in three, over the first `padded_tokens` rows of the input buffers."""
+        buffers = self.contexts.batch
+        state = self.decoder.embed_and_start(buffers.input_ids[:padded_tokens], buffers.positions[:padded_tokens])
+        early_aux = self.decoder.run_first_layers(state)
+        inputs: RowTensors = attrs.asdict(state, recurse=False)
+        return {"replay": self.replay_layers(inputs), "early_aux": early_aux}
+
+    def step(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> StepOutput:
+        """Run one batch and return its outputs and record (D1-D4).
+
+        `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). Raises
+        ValueError naming the bound that a batch exceeds.
+        """
+        record = dispatch_step(
+            batch,
+            self.plan,
+            model_sizes=self.model_graphs.keys(),
+            full_sizes=self.full_graphs.keys(),
+            replay_sizes=self.replay_graphs.sizes,
+        )
+        with self.backend.on_stream(self.stream), torch.no_grad():
+            context = self.contexts.build(batch, block_tables, input_ids, record)
+            with use_forward_context(context):
+                graphs = {CudagraphMode.PIECEWISE: self.model_graphs, CudagraphMode.FULL: self.full_graphs}
+                if record.mode is CudagraphMode.NONE:
+                    outputs = self._forward(record.padded_tokens)
+                else:
+                    outputs = graphs[record.mode][record.padded_tokens].replay()
+        hidden_states, pre_mix, *late_aux = (tensor[: record.num_tokens] for tensor in outputs["replay"])
+        early_aux = tuple(tensor[: record.num_tokens] for tensor in outputs["early_aux"])
+        return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
+
+    def logits(self, output: StepOutput, rows: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) of the given rows (n,) int64 of a step's output."""
+        with self.backend.on_stream(self.stream), torch.no_grad():
+            return self.decoder.head(output.hidden_states, output.pre_mix, rows)

@@ -1,0 +1,75 @@
+"""Builds a step's forward context and replay batch on the device, for real steps and dummy ones alike (D4, G1, L5)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from replay_sim.batch.dispatch import CudagraphMode, StepRecord
+from replay_sim.batch.metadata import BatchMetadataBuffers, BlockTables, ReplayMetadataBuffers
+from replay_sim.batch.request import Batch
+from replay_sim.decoder.layer import FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY, WINDOW_KEY
+from replay_sim.replay.context import ForwardContext, ReplayBatch
+
+
+class StepContextBuilder:
+    """Owns the metadata buffers of one model and writes each step into them.
+
+    `max_rows` bounds padded tokens, `max_num_seqs` requests, `max_blocks` blocks of one request.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        window: int,
+        device: torch.device,
+    ) -> None:
+        self.batch = BatchMetadataBuffers(
+            max_rows=max_rows,
+            max_num_seqs=max_num_seqs,
+            max_blocks=max_blocks,
+            block_size=block_size,
+            window=window,
+            device=device,
+        )
+        self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
+
+    def build(
+        self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
+    ) -> ForwardContext:
+        """Write the batch as `record` says that it runs, and return its forward context.
+
+        Raises ValueError naming the bound that a batch exceeds.
+        """
+        metadata = self.batch.write(batch, block_tables, input_ids, record.padded_tokens)
+        replay_batch = None
+        if record.replay_mode is not None:
+            replay_batch = self.replay_batch(batch, record.replay_rows, record.padded_rows, record.replay_mode)
+        return ForwardContext(
+            mode=record.mode,
+            num_tokens=record.num_tokens,
+            padded_tokens=record.padded_tokens,
+            metadata={key: metadata for key in (WINDOW_KEY, FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY)},
+            num_rows=self.batch.num_rows,
+            replay_batch=replay_batch,
+        )
+
+    def replay_batch(self, batch: Batch, rows: int, padded_rows: int, mode: CudagraphMode) -> ReplayBatch:
+        """The replay batch of the batch written last: `rows` kept rows, padded to `padded_rows` (S2-S4, S8)."""
+        self.replay.write(batch, self.batch, padded_rows)
+        first = self.replay.metadata(padded_rows, self.batch, first_layer=True)
+        rest = self.replay.metadata(padded_rows, self.batch, first_layer=False)
+        context = ForwardContext(
+            mode=mode,
+            num_tokens=rows,
+            padded_tokens=padded_rows,
+            metadata={FIRST_REPLAY_WINDOW_KEY: first, REPLAY_WINDOW_KEY: rest},
+            num_rows=self.replay.num_rows,
+            first_layer_kv_written=True,
+        )
+        return ReplayBatch(self.replay.rows[:rows], context)

@@ -1,0 +1,1 @@
+"""Decoder replay: forward context, static buffers, movement of rows, replay layers and their graphs (B, L, G, O)."""

@@ -1,0 +1,73 @@
+"""The forward context: what one step's layers and eager breaks read, live, beside their tensors (C5, L5)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import attrs
+import torch
+
+from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.batch.metadata import AttentionMetadata
+
+
+@attrs.frozen
+class ReplayBatch:
+    """The kept rows of one step, with a forward context of their own, like a microbatch (S2, S3).
+
+    `rows` int64 (r,) are the batch's rows that are kept, ascending; `context` is padded to the replay graph's size,
+    or to r rows where the replay layers run eagerly.
+    """
+
+    rows: torch.Tensor
+    context: ForwardContext
+
+
+@attrs.frozen
+class ForwardContext:
+    """One step as its layers see it.
+
+    `metadata` is keyed by KV group, each padded to `padded_tokens` rows. `num_rows` int32 (1,) is the count of real
+    rows on the device, at an address that never changes, because a graph cannot read the host.
+    `first_layer_kv_written` says that the first replay layer's KV was written before for every row (L3).
+    """
+
+    mode: CudagraphMode
+    num_tokens: int
+    padded_tokens: int
+    metadata: Mapping[str, AttentionMetadata]
+    num_rows: torch.Tensor
+    replay_batch: ReplayBatch | None = None
+    first_layer_kv_written: bool = False
+
+
+class _Current(threading.local):
+    context: ForwardContext | None = None
+
+
+_current = _Current()
+
+
+def get_forward_context() -> ForwardContext:
+    """The forward context of the step that runs in this thread; RuntimeError outside a step."""
+    if _current.context is None:
+        raise RuntimeError("no forward context is set: run layers inside `with use_forward_context(context):`")
+    return _current.context
+
+
+def has_forward_context() -> bool:
+    """Whether a step runs in this thread."""
+    return _current.context is not None
+
+
+@contextmanager
+def use_forward_context(context: ForwardContext) -> Iterator[None]:
+    """Makes `context` this thread's forward context inside, and the one before it again after."""
+    before = _current.context
+    _current.context = context
+    try:
+        yield
+    finally:
+        _current.context = before

@@ -1,0 +1,98 @@
+"""The replay graphs: one breakable graph per planned size, reading the static buffers (G1-G4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, warm_up
+from replay_sim.replay.context import ReplayBatch, get_forward_context, has_forward_context, use_forward_context
+from replay_sim.replay.movement import check_row_index, gather_into
+from replay_sim.replay.row_tensors import RowTensors
+from replay_sim.replay.static_buffers import StaticBuffers
+
+
+class ReplayGraphs:
+    """Captures and runs the replay layers by padded size.
+
+    `prepare(size)` sets up a replay batch of `size` rows the way a real step does (G1). `run_layers` maps inputs to
+    outputs, all of as many rows. The graphs live in `pool` and are captured on `stream` (O1, O2).
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: CaptureBackend,
+        pool: Any,
+        stream: Any,
+        buffers: StaticBuffers,
+        run_layers: Callable[[RowTensors], Sequence[torch.Tensor]],
+        prepare: Callable[[int], ReplayBatch],
+    ) -> None:
+        self.buffers = buffers
+        self._backend, self._pool, self._stream = backend, pool, stream
+        self._run_layers, self._prepare = run_layers, prepare
+        self._graphs: dict[int, BreakableGraph] = {}
+        self.failed: dict[int, str] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The captured sizes, ascending: what can be dispatched to (G3)."""
+        return tuple(sorted(self._graphs))
+
+    @property
+    def graphs(self) -> tuple[BreakableGraph, ...]:
+        """The captured graphs, by ascending size."""
+        return tuple(self._graphs[size] for size in self.sizes)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Capture a graph for each size in the order given; largest first lets the next reuse the memory (C8).
+
+        A size whose capture raises is marked failed, leaves nothing that could be dispatched to, and its error is
+        raised; the sizes captured before it stay. Raises CaptureError while a step runs (G4).
+        """
+        if has_forward_context():
+            raise CaptureError("replay graphs cannot be captured while a step runs: capture before serving")
+        for size in sizes:
+            self.buffers.check_rows(size)
+            try:
+                self._graphs[size] = self._capture_one(size)
+            except BaseException as error:
+                self.failed[size] = f"{type(error).__name__}: {error}"
+                raise
+            self.failed.pop(size, None)
+
+    def _capture_one(self, size: int) -> BreakableGraph:
+        inputs = self.buffers.view(size)
+        with self._backend.on_stream(self._stream), torch.no_grad():
+            batch = self._prepare(size)
+            with use_forward_context(batch.context):
+                warm_up(lambda: self._run_layers(inputs), self._backend)
+                return capture(
+                    lambda: self._run_layers(inputs),
+                    backend=self._backend,
+                    pool=self._pool,
+                    stream=self._stream,
+                    name=f"replay graph of {size} rows",
+                )
+
+    def run(self, rows: torch.Tensor, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
+        """Gather `rows` of the inputs, replay the graph of the context's padded size, return r output rows (G2).
+
+        The outputs live in the graph's pool: read them before any other graph of that pool runs.
+        """
+        context = get_forward_context()
+        graph = self._graphs.get(context.padded_tokens)
+        if graph is None or context.mode is not CudagraphMode.PIECEWISE:
+            raise RuntimeError(
+                f"no replay graph of {context.padded_tokens} rows was captured, only {list(self.sizes)}: "
+                "dispatch decides by the captured sizes"
+            )
+        check_row_index(rows)
+        self.buffers.check(inputs)
+        self.buffers.check_addresses()
+        gather_into(rows, inputs, self.buffers.tensors, context.padded_tokens)
+        return tuple(output[: rows.shape[0]] for output in graph.replay())

@@ -1,4 +1,4 @@
-"""The command line: a group whose subcommands are the modules of `replay_sim.commands`, loaded when asked for."""
+"""The command line: a group whose subcommands are the modules of `replay_sim.commands`, loaded lazily."""
 
 import sys
 from importlib import import_module
@@ -37,8 +37,8 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit: 0, or 2 with one line on standard error for input that cannot be used.
 
-    Commands raise ValueError (ConfigError is one) or OSError for bad input; what else they raise is a fault of
-    this program and shows its traceback.
+    Commands raise ValueError (ConfigError is one) or OSError for bad input; what else they raise is a fault
+    of this program and shows its traceback.
     """
     args = list(sys.argv[1:] if args is None else args)
     try:

@@ -93,7 +93,8 @@ def _reach_notes(plan: CapturePlan) -> list[str]:
     beyond = [size for size in unreachable if size > reachable[0][0]]
     if below:
         notes.append(
-            f"replay sizes {listed(below)} are unreachable: the smallest replay batch has {reachable[0][0]} rows"
+            f"replay sizes {listed(below)} are unreachable: the smallest replay batch has "
+            f"{reachable[0][0]} rows"
         )
     if beyond:
         notes.append(f"replay sizes {listed(beyond)} are unreachable: no replay batch has that many rows")

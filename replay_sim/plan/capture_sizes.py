@@ -58,7 +58,10 @@ def _sizes_by_rule(config: ServingConfig) -> tuple[Sizes, Notes]:
     """P2: from `window` up to the bound in steps of an eighth of the power-of-two interval (U7, A3, A12)."""
     window, limit = config.window, config.capture_size_limit
     bound = min(limit, config.max_num_seqs * window)
-    origin = f"the smaller of max_cudagraph_capture_size {limit} and max_num_seqs {config.max_num_seqs} x window {window}"
+    origin = (
+        f"the smaller of max_cudagraph_capture_size {limit} and "
+        f"max_num_seqs {config.max_num_seqs} x window {window}"
+    )
     if bound > config.max_num_batched_tokens:
         raise ConfigError(
             f"the largest replay size {bound}, {origin}, is not allowed; it must not exceed "
@@ -94,7 +97,8 @@ def _model_sizes(config: ServingConfig) -> tuple[Sizes, Notes]:
     if config.cudagraph_capture_sizes:
         if limit > budget:
             raise ConfigError(
-                f"cudagraph_capture_sizes: {limit} is not allowed; it must not exceed max_num_batched_tokens {budget}"
+                f"cudagraph_capture_sizes: {limit} is not allowed; it must not exceed "
+                f"max_num_batched_tokens {budget}"
             )
         return tuple(sorted(set(config.cudagraph_capture_sizes))), ()
     if limit > budget:

@@ -30,9 +30,7 @@ class DecoderLayer:
     The layer at the cut is the KV source: it writes the shared cache, which it and the layers after it read.
     """
 
-    def __init__(
-        self, shape: DecoderShape, index: int, weights: LayerWeights, cos_sin: Tensor, cache: KVCache
-    ) -> None:
+    def __init__(self, shape: DecoderShape, index: int, weights: LayerWeights, cos_sin: Tensor, cache: KVCache) -> None:
         self.shape = shape
         self.weights = weights
         self.cos_sin = cos_sin
@@ -54,9 +52,7 @@ class DecoderLayer:
         kv = self._query_and_latent(u, state.positions)[1]
         kv_write_break(kv, self._shared_latent(u, state.positions), self)
 
-    def _mix(
-        self, state: DecoderState, weights: BoundaryWeights
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _mix(self, state: DecoderState, weights: BoundaryWeights) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return ops.boundary(
             state.hidden_states,
             state.residual,
@@ -105,11 +101,7 @@ class DecoderLayer:
     def _attention(self, u: Tensor, positions: Tensor) -> Tensor:
         rows, groups = u.shape[0], self.shape.o_groups
         by_group = self._attend(u, positions).view(rows, groups, -1).transpose(0, 1)
-        low = (
-            torch.bmm(by_group, self.weights.wo_a)
-            .transpose(0, 1)
-            .reshape(rows, groups * self.shape.o_lora_rank)
-        )
+        low = torch.bmm(by_group, self.weights.wo_a).transpose(0, 1).reshape(rows, groups * self.shape.o_lora_rank)
         return torch.mm(low, self.weights.wo_b)
 
     def _experts(self, u: Tensor) -> Tensor:

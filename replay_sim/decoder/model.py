@@ -67,9 +67,7 @@ class Decoder:
         u = ops.collapse(streams, pre, self.weights.head_norm_weight, self.shape.rms_eps)
         return torch.mm(u, self.weights.lm_head)
 
-    def _run(
-        self, state: DecoderState, first: int, end: int, aux_layers: tuple[int, ...]
-    ) -> tuple[Tensor, ...]:
+    def _run(self, state: DecoderState, first: int, end: int, aux_layers: tuple[int, ...]) -> tuple[Tensor, ...]:
         aux = []
         for index in range(first, end):
             self.layers[index].run(state)

@@ -30,9 +30,7 @@ def block_table() -> Tensor:
     return blocks.view(MAX_REQUESTS, BLOCKS_PER_REQUEST).int()
 
 
-def make_step(
-    shape: DecoderShape, spans: list[tuple[int, int]], padded: int, kv_written: bool = False
-) -> Step:
+def make_step(shape: DecoderShape, spans: list[tuple[int, int]], padded: int, kv_written: bool = False) -> Step:
     """A step in which request r computes positions spans[r]; an id depends on its place alone."""
     table = block_table()
     rows = [(request, p) for request, (start, end) in enumerate(spans) for p in range(start, end)]

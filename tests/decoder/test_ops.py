@@ -158,9 +158,7 @@ def attended_row(q: Tensor, latents: list[Tensor], scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["with_shared", "window_only"])
-def test_attention_reads_the_window_and_the_shared_entries_under_one_softmax(
-    dtype: torch.dtype, shared: bool
-) -> None:
+def test_attention_reads_the_window_and_the_shared_entries_under_one_softmax(dtype: torch.dtype, shared: bool) -> None:
     args = cases.attend_(cases.Draw(dtype, 0), shared)
     out, q, window_cache, shared_cache = args[:4]
     table, before = args[7].tolist(), out.clone()
@@ -177,9 +175,7 @@ def test_attention_reads_the_window_and_the_shared_entries_under_one_softmax(
     assert torch.equal(out[cases.REAL :], before[cases.REAL :])
 
 
-def test_attention_in_chunks_equals_attention_row_by_row(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_in_chunks_equals_attention_row_by_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, single = make_case("attend_", dtype), make_case("attend_", dtype)
     ops.attend_(*whole)
     monkeypatch.setattr("replay_sim.decoder.ops.cpu.ATTEND_CHUNK_ROWS", 1)
@@ -214,9 +210,7 @@ def test_routing_sorts_pairs_by_local_expert_and_row_and_leaves_pads_out(dtype: 
     assert offs.tolist() == ends
     assert pair_token[: ends[-1]].tolist() == tokens
     assert pair_pos.tolist() == places
-    torch.testing.assert_close(
-        weights.double(), torch.tensor(expected_weights, dtype=torch.float64), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(weights.double(), torch.tensor(expected_weights, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_routing_ties_take_the_lower_expert(dtype: torch.dtype) -> None:

@@ -107,11 +107,7 @@ def pair_count(args: list[Any]) -> int:
     for value in args:
         if isinstance(value, Tensor) and value.shape == (cases.LOCAL_EXPERTS,):
             return int(value[-1])
-        if (
-            isinstance(value, Tensor)
-            and value.shape == (cases.ROWS, cases.TOP_K)
-            and value.dtype == torch.int32
-        ):
+        if isinstance(value, Tensor) and value.shape == (cases.ROWS, cases.TOP_K) and value.dtype == torch.int32:
             return int(value.max()) + 1
     return 0
 

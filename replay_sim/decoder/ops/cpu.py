@@ -132,9 +132,7 @@ def attend_(
         if shared_cache is not None:
             count = (p + 1).clamp(max=topk)
             chosen = entry < count
-            shared = _gather_keys(
-                shared_cache, block_table, requests, entry * (p + 1) // count, chosen, block_size
-            )
+            shared = _gather_keys(shared_cache, block_table, requests, entry * (p + 1) // count, chosen, block_size)
             keys, valid = torch.cat((keys, shared), 1), torch.cat((valid, chosen), 1)
         logits = torch.bmm(q[rows].float(), keys.transpose(1, 2)) * scale
         weights = torch.softmax(logits.masked_fill_(~valid.unsqueeze(1), -torch.inf), dim=-1)

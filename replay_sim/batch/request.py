@@ -139,9 +139,7 @@ class Batch:
         lengths = query_lens.astype(np.int32)
         for column in (lengths, computed, is_decode, all_rows_read, window_starts, query_start_loc):
             column.flags.writeable = False
-        self.__attrs_init__(
-            lengths, computed, is_decode, all_rows_read, window_starts, request_ids, query_start_loc
-        )
+        self.__attrs_init__(lengths, computed, is_decode, all_rows_read, window_starts, request_ids, query_start_loc)
 
     @property
     def num_tokens(self) -> int:
@@ -200,9 +198,7 @@ def _column(name: str, values: npt.ArrayLike | None, dtype: type[np.generic], co
         return np.zeros(count, dtype)
     column = np.array(values, dtype)
     if column.shape != (count,):
-        raise ValueError(
-            f"{name} has shape {column.shape}: it must have one entry for each of {count} requests"
-        )
+        raise ValueError(f"{name} has shape {column.shape}: it must have one entry for each of {count} requests")
     return column
 
 

@@ -42,7 +42,5 @@ def select_rows(batch: Batch, window: int) -> ReplayRows:
     shifts = batch.query_start_loc[1:] - query_start_loc[1:]
     rows = np.arange(num_rows, dtype=np.int64) + np.repeat(shifts, kept)
     trimmed = kept < batch.query_lens
-    window_starts = np.where(
-        trimmed, np.maximum(batch.window_starts, batch.seq_lens - window), batch.window_starts
-    )
+    window_starts = np.where(trimmed, np.maximum(batch.window_starts, batch.seq_lens - window), batch.window_starts)
     return ReplayRows(rows, query_start_loc.astype(np.int32), window_starts, num_rows, bool(trimmed.any()))

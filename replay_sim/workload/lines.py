@@ -65,9 +65,7 @@ def check_count(path: Path, number: int, field: str, value: object, minimum: int
     return value
 
 
-def collect(
-    path: Path, requests: Iterable[tuple[int, TraceRequest]], max_requests: int
-) -> tuple[TraceRequest, ...]:
+def collect(path: Path, requests: Iterable[tuple[int, TraceRequest]], max_requests: int) -> tuple[TraceRequest, ...]:
     """All requests; TraceError for none, too many, or one that arrives before the one above it."""
     collected: list[TraceRequest] = []
     for number, request in requests:

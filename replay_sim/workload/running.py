@@ -20,9 +20,7 @@ class RunningRequests:
     def __init__(self, max_num_seqs: int) -> None:
         self.count = 0
         self._columns = np.zeros((len(COLUMNS), max_num_seqs), np.int64)
-        self.prompt, self.computed, self.left, self.capacity, self.promised, self.all_rows_read = (
-            self._columns
-        )
+        self.prompt, self.computed, self.left, self.capacity, self.promised, self.all_rows_read = self._columns
         self._ids: list[str] = []
         self._tables: list[BlockTable] = []
         self._shared: dict[int, tuple[tuple[str, ...], tuple[BlockTable, ...]]] = {}

@@ -147,9 +147,9 @@ class Scheduler:
         if settings.num_blocks is not None:
             if blocks > settings.num_blocks:
                 raise ValueError(
-                    f"num_blocks is {settings.num_blocks}: it must be at least {blocks} of {settings.block_size} "
-                    f"tokens for the {request.prompt_tokens} prompt_tokens and {request.output_tokens} "
-                    f"output_tokens of request {request.request_id!r}"
+                    f"num_blocks is {settings.num_blocks}: it must be at least {blocks} for request "
+                    f"{request.request_id!r}, which has {request.prompt_tokens} prompt_tokens and "
+                    f"{request.output_tokens} output_tokens; a block holds {settings.block_size}"
                 )
             if self._promised_blocks + blocks > settings.num_blocks:
                 return False
@@ -164,8 +164,8 @@ class Scheduler:
         before, self._next = self._next, next(self._stream, None)
         if before is not None and self._next is not None and self._next.arrival_s < before.arrival_s:
             raise ValueError(
-                f"request {self._next.request_id!r} arrives at {self._next.arrival_s} s: it must not be before "
-                f"{before.arrival_s} s, when {before.request_id!r} arrives"
+                f"request {self._next.request_id!r} arrives at {self._next.arrival_s} s: it must not arrive "
+                f"before {before.request_id!r}, at {before.arrival_s} s"
             )
 
     def _blocks_needed(self, request: TraceRequest) -> int:

@@ -11,12 +11,8 @@ from replay_sim.config.errors import shown
 class TraceError(ValueError):
     """A trace file that is refused as a whole: the line, the field, what was expected and what was found."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], line: int, field: str, expected: str, found: object
-    ) -> None:
-        super().__init__(
-            f"{os.fspath(path)}: line {line}, {field}: expected {expected}, found {shown(found)}"
-        )
+    def __init__(self, path: str | os.PathLike[str], line: int, field: str, expected: str, found: object) -> None:
+        super().__init__(f"{os.fspath(path)}: line {line}, {field}: expected {expected}, found {shown(found)}")
         self.line = line
         self.field = field
         self.expected = expected

@@ -4,7 +4,8 @@ import json
 
 import attrs
 import pytest
-from hypothesis import given
+from batch.oracles import dispatch_plainly
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_sim.batch.dispatch import (
@@ -174,9 +175,56 @@ def test_a_batch_without_tokens_runs_nothing(batch):
 
 
 @given(st.sets(st.integers(1, 200)), st.integers(0, 220))
+@settings(deadline=None)
 def test_the_smallest_size_is_found(sizes, count):
     """D1, G3: bisection against a scan."""
     assert smallest_size(sorted(sizes), count) == min((size for size in sizes if size >= count), default=None)
+
+
+@st.composite
+def small_plans(draw: st.DrawFn) -> CapturePlan:
+    """Sizes, threshold and window near the lengths of `small_batches`."""
+    sizes = st.lists(st.integers(1, 40), unique=True, max_size=6).map(sorted).map(tuple)
+    return CapturePlan(
+        window=draw(st.integers(1, 9)),
+        model_sizes=draw(sizes),
+        full_sizes=draw(sizes),
+        replay_sizes=draw(sizes),
+        trim_threshold=draw(st.none() | st.integers(2, 45)),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        query_len_decode=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def small_batches(draw: st.DrawFn, query_len: int) -> Batch:
+    """0 to 6 requests, often decodes of the length that full graphs take."""
+    phases = draw(st.sampled_from([[Phase.DECODE], [Phase.PREFILL], list(Phase)]))
+    lengths = draw(st.sampled_from([st.just(query_len), st.integers(0, 12)]))
+    request = st.builds(Request, lengths, st.integers(0, 20), st.sampled_from(phases), st.booleans())
+    return Batch(draw(st.lists(request, max_size=6)))
+
+
+@given(st.data(), small_plans())
+@settings(deadline=None)
+def test_dispatch_equals_the_plain_oracle_whatever_was_captured(data, plan):
+    """D1-D3, S5, G3: batches, plans and failed captures at random."""
+    batch = data.draw(small_batches(plan.query_len_decode))
+    kinds = {"PIECEWISE": plan.model_sizes, "FULL": plan.full_sizes, "REPLAY": plan.replay_sizes}
+    captured = {kind: {size for size in sizes if data.draw(st.booleans())} for kind, sizes in kinds.items()}
+    record = dispatch(
+        batch,
+        plan,
+        model_sizes=captured["PIECEWISE"],
+        full_sizes=captured["FULL"],
+        replay_sizes=captured["REPLAY"],
+    )
+    replay_mode = None if record.replay_mode is None else record.replay_mode.value
+    ran = (record.mode.value, record.padded_tokens, replay_mode, record.replay_rows, record.padded_rows)
+    assert ran == dispatch_plainly(batch, plan, captured)
+    assert (record.num_tokens, record.num_reqs) == (batch.num_tokens, batch.num_reqs)
+    assert (record.replay_mode is PIECEWISE) == (record.reason is ReplayReason.GRAPH)
 
 
 def test_every_planned_size_is_selected_by_a_batch_of_its_size():
@@ -215,9 +263,9 @@ def test_the_table_prints_the_columns_its_users_know():
     table.extend(map(dispatch, STEPS))
     text = table.markdown(limit=1)
     header = "Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count"
-    assert [
-        " | ".join(part.strip() for part in line.strip("|").split("|")) for line in text.splitlines()
-    ].count(header) == 2
+    assert [" | ".join(part.strip() for part in line.strip("|").split("|")) for line in text.splitlines()].count(
+        header
+    ) == 2
     assert "3 more rows, 5 dispatches, not shown." in text
     assert "a full graph keeps all rows" in text
     assert "not shown" not in table.markdown()

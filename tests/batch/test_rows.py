@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from batch.oracles import select_row_by_row
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_sim.batch.request import Batch, Phase, Request
@@ -22,32 +23,6 @@ LENGTHS = (
     3 * WINDOW + 66,
     1930,
 )
-
-
-def kept_by_the_row(request: Request, position: int, window: int) -> bool:
-    """S1 for one row: may anything still read it?"""
-    if request.phase is Phase.DECODE or request.all_rows_read:
-        return True
-    return position >= request.computed + request.query_len - window
-
-
-def select_row_by_row(batch: Batch, window: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Rows, their positions, the cumulative kept length and the window starts, in plain Python."""
-    rows, positions, starts, window_starts = [], [], [0], []
-    row = 0
-    for request in batch.requests:
-        trimmed = False
-        for position in range(request.computed, request.computed + request.query_len):
-            if kept_by_the_row(request, position, window):
-                rows.append(row)
-                positions.append(position)
-            else:
-                trimmed = True
-            row += 1
-        starts.append(len(rows))
-        lowest = request.computed + request.query_len - window
-        window_starts.append(max(request.window_start, lowest) if trimmed else request.window_start)
-    return rows, positions, starts, window_starts
 
 
 @st.composite
@@ -70,6 +45,7 @@ def batches(draw: st.DrawFn, window: int) -> Batch:
 
 
 @given(st.data(), st.integers(1, 40))
+@settings(deadline=None)
 def test_selection_equals_the_row_by_row_oracle(data, window):
     """S1-S4, S6, S8: every row on its own gives the same rows, positions, starts and window starts."""
     batch = data.draw(batches(window))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_sim.workload.kv_blocks import BlockPool, BlockTable, OutOfBlocksError
@@ -11,6 +11,7 @@ BLOCK_SIZE = 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=40))
+@settings(deadline=None)
 def test_no_block_is_held_twice_and_none_is_lost(actions):
     """Tables 0 to 3 grow to a number of tokens, or are released by 0; a set of owned ids is the oracle."""
     pool, tables = BlockPool(24, BLOCK_SIZE), [BlockTable(BLOCK_SIZE) for _ in range(4)]
@@ -67,9 +68,7 @@ def test_views_of_a_table_outlive_its_growth_and_its_release():
         view[0] = 3
 
 
-@pytest.mark.parametrize(
-    ("blocks", "size", "message"), [(0, 4, "num_blocks is 0"), (4, -1, "block_size is -1")]
-)
+@pytest.mark.parametrize(("blocks", "size", "message"), [(0, 4, "num_blocks is 0"), (4, -1, "block_size is -1")])
 def test_a_bound_that_is_not_positive_is_refused(blocks, size, message):
     with pytest.raises(ValueError, match=message):
         BlockPool(blocks, size)

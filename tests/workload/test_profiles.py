@@ -25,9 +25,7 @@ TRACES = {
 def smallest_that_covers(lengths: list[int], probability: float) -> int:
     """The smallest observed length that at least this share of all do not exceed."""
     ordered = sorted(lengths)
-    return next(
-        length for rank, length in enumerate(ordered, start=1) if rank >= probability * len(ordered) - 1e-6
-    )
+    return next(length for rank, length in enumerate(ordered, start=1) if rank >= probability * len(ordered) - 1e-6)
 
 
 def test_the_bundled_profiles_are_those_with_a_source():

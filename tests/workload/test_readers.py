@@ -132,9 +132,7 @@ def test_the_readers_name_a_missing_column(tmp_path):
 )
 def test_a_bad_request_names_the_field_and_the_value(fields, message):
     with pytest.raises(ValueError, match=message):
-        TraceRequest(
-            **({"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 1, "request_id": ""} | fields)
-        )
+        TraceRequest(**({"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 1, "request_id": ""} | fields))
 
 
 def test_the_published_traces_are_read_whole(shared):

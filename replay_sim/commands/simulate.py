@@ -1,0 +1,135 @@
+"""`replay-sim simulate`: a workload through scheduler and dispatch, as tables or as JSON."""
+
+import itertools
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replay_sim.plan.capture_plan import CapturePlan
+    from replay_sim.workload.simulation import Simulation
+    from replay_sim.workload.trace import TraceRequest
+
+NO_TIMES = (
+    "counted, not timed: the step time is unknown, so arrival times are ignored and every request waits from the start"
+)
+
+
+@click.command("simulate")
+@click.argument("config")
+@click.option("--trace", metavar="FILE", help="Requests from an Azure CSV, a Mooncake JSONL or a CSV of lengths.")
+@click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="How many to draw.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Stop after N steps.  [default: at the end]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything drawn.")
+@click.option(
+    "--acceptance-rate",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Chance that a draft token is accepted after those before it.",
+)
+@click.option(
+    "--prompt-logprobs-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of requests whose prompt rows are all read.",
+)
+@click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a printed table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    config: str,
+    trace: str | None,
+    profile: str | None,
+    requests: int,
+    steps: int | None,
+    seed: int,
+    acceptance_rate: float,
+    prompt_logprobs_share: float,
+    rows: int,
+    as_json: bool,
+) -> None:
+    """Run a workload through scheduler and dispatch: which graphs its steps take, and why.
+
+    CONFIG is a preset's name or a JSON file. No device is needed and no time is claimed.
+    """
+    from tqdm import tqdm
+
+    from replay_sim.config import load_config
+    from replay_sim.plan.capture_plan import make_plan
+    from replay_sim.workload.scheduler import Scheduler
+    from replay_sim.workload.settings import SchedulerSettings
+    from replay_sim.workload.simulation import Simulation, planned_dispatch
+
+    began = time.perf_counter()
+    serving = load_config(config)
+    plan = make_plan(serving)
+    workload, source = _workload(trace, profile, requests, seed)
+    settings = SchedulerSettings.from_config(
+        serving, acceptance_rate=acceptance_rate, prompt_logprobs_share=prompt_logprobs_share, seed=seed
+    )
+    scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan))
+    simulation = Simulation()
+    for _ in tqdm(
+        simulation.watch(itertools.islice(scheduler.steps(), steps)), unit=" steps", disable=None, leave=False
+    ):
+        pass
+    if as_json:
+        drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
+        click.echo(json.dumps(_as_dict(simulation, plan, {"config": config, "workload": source} | drawn)))
+    else:
+        click.echo(_as_text(simulation, plan, source, rows, time.perf_counter() - began))
+
+
+def _workload(trace: str | None, profile: str | None, requests: int, seed: int) -> tuple["Iterable[TraceRequest]", str]:
+    """The requests and where they come from; ValueError for a bad file, an unknown profile, or both options."""
+    from replay_sim.workload.detect import read_trace
+    from replay_sim.workload.generator import generate_requests
+    from replay_sim.workload.profiles import load_profile
+
+    if trace is not None and profile is not None:
+        raise ValueError(f"profile is {profile!r} and trace is {trace!r}: only one of them may be given")
+    if trace is not None:
+        read = read_trace(trace)
+        return read, f"{len(read)} requests of {trace}"
+    chosen = load_profile(profile or "conversation")
+    source = f"{requests} requests drawn with seed {seed} from profile {chosen.name}, quantiles of {chosen.source}"
+    return generate_requests(chosen, requests, seed=seed), source
+
+
+def _as_dict(simulation: "Simulation", plan: "CapturePlan", about: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object: what was run, the plan, the counts and both tables."""
+    return {
+        **about,
+        "source": NO_TIMES,
+        "cudagraph_capture_sizes": plan.model_sizes,
+        "decoder_replay_cudagraph_capture_sizes": plan.replay_sizes,
+        "decoder_replay_trim_threshold": plan.trim_threshold,
+        "notes": plan.notes,
+        "summary": simulation.as_dict(),
+        "dispatch": simulation.table.as_dict(),
+    }
+
+
+def _as_text(simulation: "Simulation", plan: "CapturePlan", source: str, limit: int, seconds: float) -> str:
+    """The tables, the counts, and a line that says what was done."""
+    counts = simulation.as_dict()
+    lines = [
+        f"Workload: {source}",
+        f"Dispatch is {NO_TIMES}.",
+        *(f"Note: {note}" for note in plan.notes),
+        "",
+        simulation.table.markdown(limit),
+        "",
+        f"Tokens: {simulation.tokens:,}, and {simulation.token_pads:,} pads ({counts['token_pad_share']:.1%}).",
+        f"Steps with a replay batch: {simulation.replay_steps:,} ({counts['replay_step_share']:.1%}), of "
+        f"{simulation.replay_rows:,} rows and {simulation.replay_pads:,} pads ({counts['replay_pad_share']:.1%}); "
+        f"{simulation.trimmed_rows:,} rows trimmed.",
+        f"Simulated {simulation.steps:,} steps in {seconds:.1f} s; {simulation.requests_finished:,} requests finished.",
+    ]
+    return "\n".join(lines)

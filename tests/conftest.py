@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,31 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"published data not found at {folder}; set REPLAY_SIM_SHARED to its folder")
     return folder
+
+
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request):
+    """Both capture backends: what the system promises is tested on each (C12)."""
+    if request.param == "host":
+        from replay_sim.capture.host import HostBackend
+
+        return HostBackend(1 << 32)
+    from replay_sim.capture.cuda import CudaBackend
+
+    return CudaBackend()
+
+
+@pytest.fixture
+def place(backend):
+    """Where a capture goes: backend, pool and stream."""
+    return {"backend": backend, "pool": backend.make_pool(), "stream": backend.make_stream()}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small tensors are slower on several threads; two test runs side by side much more so."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -57,6 +57,7 @@ class CudaBackend(CaptureBackend):
             raise CaptureError("the cuda backend needs a CUDA device and none is available: use the host backend")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device.index or 0)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._pool: CudaPool | None = None
         self._guards: tuple[OperationGuard, HostAccessGuard] | None = None
 
     def make_pool(self) -> CudaPool:
@@ -98,7 +99,7 @@ class CudaBackend(CaptureBackend):
         """Starts to capture on `stream`, which must be current."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-        self._graph = graph
+        self._graph, self._pool = graph, pool
         self._guards = (OperationGuard(), HostAccessGuard())
         for guard in self._guards:
             guard.__enter__()
@@ -126,11 +127,13 @@ class CudaBackend(CaptureBackend):
 
     def abort_segment(self) -> None:
         """Ends the stream's capture and drops what it holds; an error of the ended capture itself is not news."""
+        pool = self._pool
+        assert pool is not None
         try:
             self._stop().reset()
         except RuntimeError:
-            # An invalidated capture ends with an error before the allocator leaves the pool.
-            pass
+            # The end of an invalidated capture raises before the allocator has left the pool.
+            torch._C._cuda_endAllocateToPool(self.device.index, pool.handle)
         torch.cuda.synchronize(self.device)
 
     def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,121 @@
+"""The replay batch's metadata made on the device in one launch (S9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from replay_sim.batch.metadata import BatchMetadataBuffers, ReplayMetadataBuffers
+
+_BLOCK = 256
+
+
+@triton.jit
+def kept_length(query_start_loc, keeps_all, request, mask, window):
+    """Kept rows of requests: all, or at most the last `window` (S1); 0 where masked off."""
+    begin = tl.load(query_start_loc + request, mask=mask, other=0)
+    length = tl.load(query_start_loc + request + 1, mask=mask, other=0) - begin
+    keeps = tl.load(keeps_all + request, mask=mask, other=0) != 0
+    return tl.where(keeps, length, tl.minimum(length, window))
+
+
+@triton.jit
+def rows_before(query_start_loc, keeps_all, end, window, BLOCK: tl.constexpr):
+    """The kept rows of the first `end` requests."""
+    total = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, end, BLOCK):
+        request = start + tl.arange(0, BLOCK)
+        total += kept_length(query_start_loc, keeps_all, request, request < end, window)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit(do_not_specialize=["num_reqs", "window", "padded"])
+def replay_metadata_kernel(
+    query_start_loc,
+    computed,
+    window_start,
+    keeps_all,
+    slot_mapping,
+    rows,
+    positions,
+    slots,
+    request_of_row,
+    window_start_first,
+    window_start_rest,
+    replay_query_start_loc,
+    num_rows,
+    num_reqs,
+    window,
+    padded,
+    BLOCK: tl.constexpr,
+):
+    """Program r < num_reqs writes request r's kept rows; each later one clears the pads among BLOCK rows."""
+    program = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    first_row = rows_before(query_start_loc, keeps_all, tl.minimum(program, num_reqs), window, BLOCK)
+    if program < num_reqs:
+        begin = tl.load(query_start_loc + program)
+        length = tl.load(query_start_loc + program + 1) - begin
+        kept = kept_length(query_start_loc, keeps_all, program, True, window)
+        done = tl.load(computed + program)
+        start = tl.load(window_start + program)
+        trimmed_start = tl.where(kept < length, tl.maximum(start, done + length - window), start)
+        tl.store(replay_query_start_loc + program, first_row)
+        for block in range(0, kept, BLOCK):
+            at = first_row + block + lane
+            mask = (block + lane < kept) & (at < padded)
+            offset = length - kept + block + lane
+            source = (begin + offset).to(tl.int64)
+            position = done + offset
+            lowest = position - window + 1
+            tl.store(rows + at, source, mask=mask)
+            tl.store(positions + at, position, mask=mask)
+            tl.store(slots + at, tl.load(slot_mapping + source, mask=mask, other=-1), mask=mask)
+            tl.store(request_of_row + at, tl.zeros([BLOCK], tl.int32) + program, mask=mask)
+            tl.store(window_start_first + at, tl.maximum(start, lowest), mask=mask)
+            tl.store(window_start_rest + at, tl.maximum(trimmed_start, lowest), mask=mask)
+    else:
+        if program == num_reqs:
+            tl.store(replay_query_start_loc + num_reqs, first_row)
+            tl.store(num_rows, first_row)
+        at = (program - num_reqs) * BLOCK + lane
+        mask = (at >= first_row) & (at < padded)
+        nothing = tl.zeros([BLOCK], tl.int64)
+        tl.store(rows + at, nothing - 1, mask=mask)
+        tl.store(positions + at, nothing, mask=mask)
+        tl.store(slots + at, nothing - 1, mask=mask)
+        tl.store(request_of_row + at, tl.full([BLOCK], -1, tl.int32), mask=mask)
+        tl.store(window_start_first + at, nothing, mask=mask)
+        tl.store(window_start_rest + at, nothing, mask=mask)
+
+
+def replay_metadata_into(
+    target: ReplayMetadataBuffers, source: BatchMetadataBuffers, num_reqs: int, padded_rows: int
+) -> None:
+    """Fill `target`'s first padded_rows rows from the batch of num_reqs requests in `source` (S1 to S4, S8, S9).
+
+    One launch, no wait. padded_rows is at least the number of kept rows; rows beyond it would be left out.
+    """
+    replay_metadata_kernel[(num_reqs + max(1, triton.cdiv(padded_rows, _BLOCK)),)](
+        source.query_start_loc,
+        source.computed,
+        source.request_window_start,
+        source.keeps_all,
+        source.slot_mapping,
+        target.rows,
+        target.positions,
+        target.slot_mapping,
+        target.request_of_row,
+        target.window_start_first,
+        target.window_start_rest,
+        target.query_start_loc,
+        target.num_rows,
+        num_reqs,
+        source.window,
+        padded_rows,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )

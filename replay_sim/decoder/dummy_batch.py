@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from replay_sim.batch.request import Batch, Phase, Request
-
-
-def split_evenly(total: int, parts: int) -> list[int]:
-    """`parts` numbers that differ by at most one and add up to `total`."""
-    small, larger = divmod(total, parts)
-    return [small + 1] * larger + [small] * (parts - larger)
+from replay_sim.plan.dummy_batch import dummy_query_lens
 
 
 def dummy_prefill(num_rows: int, max_num_seqs: int) -> Batch:
-    """Prefills of `num_rows` tokens in all, every row kept, in at most `max_num_seqs` requests."""
-    lengths = split_evenly(num_rows, min(num_rows, max_num_seqs))
-    return Batch(tuple(Request(length, 0, Phase.PREFILL, all_rows_read=True) for length in lengths))
+    """Prefills of `num_rows` tokens in all, every row kept, in at most `max_num_seqs` requests (A14)."""
+    lengths = dummy_query_lens(num_rows, max_num_seqs)
+    return Batch(Request(length, 0, Phase.PREFILL, all_rows_read=True) for length in lengths)
 
 
-def dummy_decode(num_tokens: int, query_len: int) -> Batch:
-    """Decodes of `query_len` tokens each; `num_tokens` is a multiple of it."""
-    return Batch(tuple(Request(query_len, 0, Phase.DECODE) for _ in range(num_tokens // query_len)))
+def dummy_decode(num_tokens: int, query_len: int, max_num_seqs: int) -> Batch:
+    """Decodes of `query_len` tokens each, `num_tokens` in all (A6)."""
+    lengths = dummy_query_lens(num_tokens, max_num_seqs, query_len)
+    return Batch(Request(length, 0, Phase.DECODE) for length in lengths)

@@ -22,10 +22,11 @@ from replay_sim.decoder.model import Decoder
 from replay_sim.decoder.step_context import StepContextBuilder
 from replay_sim.decoder.weights import make_weights
 from replay_sim.plan.capture_plan import CapturePlan
+from replay_sim.plan.dummy_batch import check_cache_slots
 from replay_sim.replay.context import ReplayBatch, use_forward_context
 from replay_sim.replay.graphs import ReplayGraphs
 from replay_sim.replay.layers import ReplayLayers, ReplaySpec
-from replay_sim.replay.row_tensors import RowTensors, input_specs, output_specs
+from replay_sim.replay.row_tensors import input_specs, output_specs
 from replay_sim.replay.sharing import PoolSharing, SharingChoice, choose_sharing
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -52,7 +53,8 @@ class StepRunner:
 
     `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4).
     The cache has one block more, which only dummy batches write. Nothing is captured until `capture_graphs`; every
-    step runs eagerly until then.
+    step runs eagerly until then. Raises ValueError for a plan of another window than the shape's, and for sizes
+    that the cache does not hold (A5).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class StepRunner:
     ) -> None:
         if shape.window != plan.window:
             raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
+        check_cache_slots(plan, num_blocks * block_size)
         self.shape, self.plan, self.backend = shape, plan, backend
         self.num_blocks, self.block_size = num_blocks, block_size
         device = backend.device
@@ -132,7 +135,7 @@ class StepRunner:
             batch = dummy_prefill(size, self.plan.max_num_seqs)
             self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
         for size in progress(sorted(self.plan.full_sizes, reverse=True), "FULL"):
-            batch = dummy_decode(size, self.plan.query_len_decode)
+            batch = dummy_decode(size, self.plan.query_len_decode, self.plan.max_num_seqs)
             self.full_graphs[size] = self._capture(batch, {"full_sizes": (size,)}, full=True)
 
     def capture_replay_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
@@ -174,7 +177,7 @@ class StepRunner:
         buffers = self.contexts.batch
         state = self.decoder.embed_and_start(buffers.input_ids[:padded_tokens], buffers.positions[:padded_tokens])
         early_aux = self.decoder.run_first_layers(state)
-        inputs: RowTensors = attrs.asdict(state, recurse=False)
+        inputs = state.row_tensors()
         return {"replay": self.replay_layers(inputs), "early_aux": early_aux}
 
     def step(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> StepOutput:

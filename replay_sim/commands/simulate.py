@@ -40,6 +40,13 @@ NO_TIMES = (
     show_default=True,
     help="Share of requests whose prompt rows are all read.",
 )
+@click.option(
+    "--execute",
+    type=click.Choice(("none", "auto", "host", "cuda")),
+    default="none",
+    show_default=True,
+    help="Also run the steps of the reference decoder with captured graphs, on a CPU or a GPU; needs --steps.",
+)
 @click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a printed table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
@@ -51,15 +58,14 @@ def command(
     seed: int,
     acceptance_rate: float,
     prompt_logprobs_share: float,
+    execute: str,
     rows: int,
     as_json: bool,
 ) -> None:
     """Run a workload through scheduler and dispatch: which graphs its steps take, and why.
 
-    CONFIG is a preset's name or a JSON file. No device is needed and no time is claimed.
+    CONFIG is a preset's name or a JSON file. Without --execute no device is needed and no time is claimed.
     """
-    from tqdm import tqdm
-
     from replay_sim.config import load_config
     from replay_sim.plan.capture_plan import make_plan
     from replay_sim.workload.scheduler import Scheduler
@@ -67,23 +73,39 @@ def command(
     from replay_sim.workload.simulation import Simulation, planned_dispatch
 
     began = time.perf_counter()
+    if execute != "none" and (as_json or steps is None or acceptance_rate < 1 or prompt_logprobs_share):
+        raise ValueError("execute takes CONFIG, trace or profile, steps (required), seed and rows alone")
     serving = load_config(config)
     plan = make_plan(serving)
     workload, source = _workload(trace, profile, requests, seed)
+    if execute != "none":
+        from replay_sim.measure.run_steps import execute_steps, make_backend
+
+        assert steps is not None
+        report = execute_steps(
+            serving, tuple(workload), num_steps=steps, backend=make_backend(execute), seed=seed, progress=_progress
+        )
+        click.echo(f"Workload: {source}\n\n{report.markdown(rows)}")
+        return
     settings = SchedulerSettings.from_config(
         serving, acceptance_rate=acceptance_rate, prompt_logprobs_share=prompt_logprobs_share, seed=seed
     )
     scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan))
     simulation = Simulation()
-    for _ in tqdm(
-        simulation.watch(itertools.islice(scheduler.steps(), steps)), unit=" steps", disable=None, leave=False
-    ):
+    for _ in _progress(simulation.watch(itertools.islice(scheduler.steps(), steps)), "steps"):
         pass
     if as_json:
         drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
         click.echo(json.dumps(_as_dict(simulation, plan, {"config": config, "workload": source} | drawn)))
     else:
         click.echo(_as_text(simulation, plan, source, rows, time.perf_counter() - began))
+
+
+def _progress(items: "Iterable[Any]", what: str) -> "Iterable[Any]":
+    """A progress bar on a terminal, silent elsewhere."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, disable=None, leave=False)
 
 
 def _workload(trace: str | None, profile: str | None, requests: int, seed: int) -> tuple["Iterable[TraceRequest]", str]:

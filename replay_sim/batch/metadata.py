@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from replay_sim.batch.request import Batch
-from replay_sim.batch.rows import select_rows
+from replay_sim.batch.rows import kept_lengths, select_rows
 from replay_sim.batch.staging import Staging
 
 BlockTables = Sequence[npt.NDArray[np.int32]]
@@ -71,9 +71,10 @@ class BatchMetadataBuffers:
         """Write one batch, padded to `padded_tokens` rows, and return its metadata (S8).
 
         `block_tables` holds each request's block ids, enough for its seq_len; `input_ids` int32 (num_tokens,). Pads
-        take position 0, slot -1, request -1, id 0. Raises ValueError naming the bound that a batch exceeds.
+        take position 0, slot -1, request -1, id 0. Beyond the batch's requests lengths are zero: offsets repeat the
+        last one (B8). Raises ValueError naming the bound that a batch exceeds.
         """
-        self._check(batch, block_tables, padded_tokens)
+        self._check(batch, block_tables, input_ids, padded_tokens)
         tables = np.zeros((batch.num_reqs, self.max_blocks), np.int32)
         for row, table in zip(tables, block_tables, strict=True):
             row[: len(table)] = table
@@ -90,10 +91,10 @@ class BatchMetadataBuffers:
             (_padded(input_ids.astype(np.int32), padded_tokens, 0), self.input_ids),
             (tables, self.block_table),
             (np.array([batch.num_tokens], np.int32), self.num_rows),
-            (batch.query_start_loc, self.query_start_loc),
-            (batch.computed, self.computed),
-            (batch.window_starts, self.request_window_start),
-            ((batch.is_decode | batch.all_rows_read).astype(np.int32), self.keeps_all),
+            (_padded(batch.query_start_loc, self.max_num_seqs + 1, batch.num_tokens), self.query_start_loc),
+            (_padded(batch.computed, self.max_num_seqs, 0), self.computed),
+            (_padded(batch.window_starts, self.max_num_seqs, 0), self.request_window_start),
+            (_padded((batch.is_decode | batch.all_rows_read).astype(np.int32), self.max_num_seqs, 0), self.keeps_all),
         ]
         self._staging.begin()
         for source, target in copies:
@@ -114,7 +115,7 @@ class BatchMetadataBuffers:
             self.block_size,
         )
 
-    def _check(self, batch: Batch, block_tables: BlockTables, padded_tokens: int) -> None:
+    def _check(self, batch: Batch, block_tables: BlockTables, input_ids: np.ndarray, padded_tokens: int) -> None:
         if not batch.num_tokens <= padded_tokens <= self.max_rows:
             raise ValueError(
                 f"padded_tokens {padded_tokens} must be at least the batch's {batch.num_tokens} tokens and at most "
@@ -122,6 +123,10 @@ class BatchMetadataBuffers:
             )
         if batch.num_reqs > self.max_num_seqs:
             raise ValueError(f"batch of {batch.num_reqs} requests exceeds max_num_seqs {self.max_num_seqs}")
+        if len(block_tables) != batch.num_reqs:
+            raise ValueError(f"{len(block_tables)} block_tables for a batch of {batch.num_reqs} requests: one for each")
+        if len(input_ids) != batch.num_tokens:
+            raise ValueError(f"{len(input_ids)} input_ids for a batch of {batch.num_tokens} tokens: one for each")
         for index, (seq_len, table) in enumerate(zip(batch.seq_lens, block_tables, strict=True)):
             needed = -(-seq_len // self.block_size)
             if not needed <= len(table) <= self.max_blocks:
@@ -156,11 +161,14 @@ class ReplayMetadataBuffers:
     def write(self, batch: Batch, source: BatchMetadataBuffers, padded_rows: int) -> None:
         """Fill the buffers from the batch written last into `source`: in one launch on a GPU, plainly on a CPU (S9).
 
-        Raises ValueError if `padded_rows` is more than the buffers hold.
+        `query_start_loc` repeats its last offset beyond the batch's requests (B8). Raises ValueError if `padded_rows`
+        is less than the batch's kept rows or more than the buffers hold.
         """
-        if padded_rows > self.max_rows:
+        kept = int(kept_lengths(batch, source.window).sum())
+        if not kept <= padded_rows <= self.max_rows:
             raise ValueError(
-                f"padded_rows {padded_rows} exceeds the {self.max_rows} rows of the replay metadata buffers"
+                f"padded_rows {padded_rows} must be at least the {kept} rows that the batch keeps and at most the "
+                f"{self.max_rows} rows of the replay metadata buffers"
             )
         if self._device.type == "cuda":
             from replay_sim.batch.rows_kernel import replay_metadata_into
@@ -193,6 +201,7 @@ class ReplayMetadataBuffers:
         self.window_start_first[:r] = source.window_start[rows]
         self.window_start_rest[:r] = torch.maximum(trimmed_start, positions - source.window + 1)
         self.query_start_loc[: batch.num_reqs + 1] = torch.from_numpy(selected.query_start_loc)
+        self.query_start_loc[batch.num_reqs + 1 :] = r
         self.num_rows[0] = r
 
     def metadata(self, padded_rows: int, source: BatchMetadataBuffers, *, first_layer: bool) -> AttentionMetadata:

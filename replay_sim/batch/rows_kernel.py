@@ -32,7 +32,7 @@ def rows_before(query_start_loc, keeps_all, end, window, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "window", "padded"])
+@triton.jit(do_not_specialize=["num_reqs", "max_num_seqs", "window", "padded"])
 def replay_metadata_kernel(
     query_start_loc,
     computed,
@@ -48,6 +48,7 @@ def replay_metadata_kernel(
     replay_query_start_loc,
     num_rows,
     num_reqs,
+    max_num_seqs,
     window,
     padded,
     BLOCK: tl.constexpr,
@@ -79,8 +80,10 @@ def replay_metadata_kernel(
             tl.store(window_start_rest + at, tl.maximum(trimmed_start, lowest), mask=mask)
     else:
         if program == num_reqs:
-            tl.store(replay_query_start_loc + num_reqs, first_row)
             tl.store(num_rows, first_row)
+            for start in range(num_reqs, max_num_seqs + 1, BLOCK):
+                ends = tl.zeros([BLOCK], tl.int32) + first_row
+                tl.store(replay_query_start_loc + start + lane, ends, mask=start + lane <= max_num_seqs)
         at = (program - num_reqs) * BLOCK + lane
         mask = (at >= first_row) & (at < padded)
         nothing = tl.zeros([BLOCK], tl.int64)
@@ -97,7 +100,8 @@ def replay_metadata_into(
 ) -> None:
     """Fill `target`'s first padded_rows rows from the batch of num_reqs requests in `source` (S1 to S4, S8, S9).
 
-    One launch, no wait. padded_rows is at least the number of kept rows; rows beyond it would be left out.
+    The replay query_start_loc repeats its last offset beyond those requests (B8). One launch, no wait.
+    padded_rows is at least the number of kept rows; rows beyond it would be left out.
     """
     replay_metadata_kernel[(num_reqs + max(1, triton.cdiv(padded_rows, _BLOCK)),)](
         source.query_start_loc,
@@ -114,6 +118,7 @@ def replay_metadata_into(
         target.query_start_loc,
         target.num_rows,
         num_reqs,
+        target.query_start_loc.shape[0] - 1,
         source.window,
         padded_rows,
         BLOCK=_BLOCK,

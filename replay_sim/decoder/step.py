@@ -13,7 +13,7 @@ import torch
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_step
 from replay_sim.batch.metadata import BlockTables
 from replay_sim.batch.request import Batch
-from replay_sim.capture import BreakableGraph, CaptureBackend, capture, warm_up
+from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, warm_up
 from replay_sim.config.shapes import DecoderShape
 from replay_sim.decoder.dummy_batch import dummy_decode, dummy_prefill
 from replay_sim.decoder.kv_cache import KVCache
@@ -23,7 +23,7 @@ from replay_sim.decoder.step_context import StepContextBuilder
 from replay_sim.decoder.weights import make_weights
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.plan.dummy_batch import check_cache_slots
-from replay_sim.replay.context import ReplayBatch, use_forward_context
+from replay_sim.replay.context import ReplayBatch, has_forward_context, use_forward_context
 from replay_sim.replay.graphs import ReplayGraphs
 from replay_sim.replay.layers import ReplayLayers, ReplaySpec
 from replay_sim.replay.row_tensors import input_specs, output_specs
@@ -51,7 +51,8 @@ class StepOutput:
 class StepRunner:
     """Runs steps of a decoder of `shape` by `plan` on `backend`, over one KV cache of `num_blocks` blocks.
 
-    `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4).
+    `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4), and
+    without `largest_first` graphs are captured smallest first, both for study: it costs memory (O5).
     The cache has one block more, which only dummy batches write. Nothing is captured until `capture_graphs`; every
     step runs eagerly until then. Raises ValueError for a plan of another window than the shape's, and for sizes
     that the cache does not hold (A5).
@@ -68,12 +69,14 @@ class StepRunner:
         block_size: int = 64,
         seed: int = 0,
         sharing: PoolSharing | None = None,
+        largest_first: bool = True,
     ) -> None:
         if shape.window != plan.window:
             raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
         check_cache_slots(plan, num_blocks * block_size)
         self.shape, self.plan, self.backend = shape, plan, backend
         self.num_blocks, self.block_size = num_blocks, block_size
+        self._largest_first = largest_first
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
@@ -103,7 +106,7 @@ class StepRunner:
         )
         outputs = StaticBuffers(
             output_specs(shape.hidden_size, shape.hc_mult, dtype, len(shape.late_aux_layers)),
-            max(plan.model_sizes, default=0),
+            max(plan.breaking_sizes, default=0),
             device,
         )
         spec = ReplaySpec(
@@ -129,18 +132,21 @@ class StepRunner:
     def capture_model_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
         """Capture the PIECEWISE and then the FULL graphs, each largest first (C8).
 
-        Raises what a capture raises; the sizes captured before it stay usable.
+        Raises what a capture raises; the sizes captured before it stay usable. CaptureError while a step runs (G4).
         """
-        for size in progress(sorted(self.plan.model_sizes, reverse=True), "PIECEWISE"):
+        for size in progress(self._in_order(self.plan.model_sizes), "PIECEWISE"):
             batch = dummy_prefill(size, self.plan.max_num_seqs)
             self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
-        for size in progress(sorted(self.plan.full_sizes, reverse=True), "FULL"):
+        for size in progress(self._in_order(self.plan.full_sizes), "FULL"):
             batch = dummy_decode(size, self.plan.query_len_decode, self.plan.max_num_seqs)
             self.full_graphs[size] = self._capture(batch, {"full_sizes": (size,)}, full=True)
 
     def capture_replay_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
         """Capture the replay graphs, largest first, after the model graphs, whose free memory they may reuse (O1)."""
-        self.replay_graphs.capture(progress(sorted(self.plan.replay_sizes, reverse=True), "replay"))
+        self.replay_graphs.capture(progress(self._in_order(self.plan.replay_sizes), "replay"))
+
+    def _in_order(self, sizes: tuple[int, ...]) -> list[int]:
+        return sorted(sizes, reverse=self._largest_first)
 
     def prepare_replay(self, size: int) -> ReplayBatch:
         """A dummy replay batch of `size` rows, set up as a step sets up its own (G1)."""
@@ -149,6 +155,8 @@ class StepRunner:
         return self.contexts.replay_batch(batch, size, size, CudagraphMode.PIECEWISE)
 
     def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
+        if has_forward_context():
+            raise CaptureError("model graphs cannot be captured while a step runs: capture before serving")
         sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured
         record = dispatch_step(batch, self.plan, **sizes)
         with self.backend.on_stream(self.stream), torch.no_grad():
@@ -183,9 +191,10 @@ class StepRunner:
     def step(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> StepOutput:
         """Run one batch and return its outputs and record (D1-D4).
 
-        `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). Raises
-        ValueError naming the bound that a batch exceeds.
+        `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
+        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds.
         """
+        self._check_bounds(batch, block_tables)
         record = dispatch_step(
             batch,
             self.plan,
@@ -197,13 +206,31 @@ class StepRunner:
             context = self.contexts.build(batch, block_tables, input_ids, record)
             with use_forward_context(context):
                 graphs = {CudagraphMode.PIECEWISE: self.model_graphs, CudagraphMode.FULL: self.full_graphs}
-                if record.mode is CudagraphMode.NONE:
+                if not record.num_tokens:
+                    outputs = self._no_rows()
+                elif record.mode is CudagraphMode.NONE:
                     outputs = self._forward(record.padded_tokens)
                 else:
                     outputs = graphs[record.mode][record.padded_tokens].replay()
         hidden_states, pre_mix, *late_aux = (tensor[: record.num_tokens] for tensor in outputs["replay"])
         early_aux = tuple(tensor[: record.num_tokens] for tensor in outputs["early_aux"])
         return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
+
+    def _check_bounds(self, batch: Batch, block_tables: BlockTables) -> None:
+        longest = int(batch.seq_lens.max(initial=0))
+        if longest > self.shape.max_position:
+            raise ValueError(f"seq_len {longest} of a request exceeds max_position {self.shape.max_position}")
+        ids = np.concatenate([np.empty(0, np.int32), *block_tables])
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.num_blocks:
+            raise ValueError(
+                f"block_tables hold ids from {ids.min()} to {ids.max()}: allowed are 0 to {self.num_blocks - 1}"
+            )
+
+    def _no_rows(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The outputs of an empty batch."""
+        aux = self.decoder.weights.embed[:0]
+        replay = tuple(self.replay_layers.break_buffers.view(0).values())
+        return {"replay": replay, "early_aux": (aux,) * len(self.shape.early_aux_layers)}
 
     def logits(self, output: StepOutput, rows: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) of the given rows (n,) int64 of a step's output."""

@@ -10,7 +10,7 @@ import torch
 from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, warm_up
 from replay_sim.replay.context import ReplayBatch, get_forward_context, has_forward_context, use_forward_context
-from replay_sim.replay.movement import check_row_index, gather_into
+from replay_sim.replay.movement import gather_into
 from replay_sim.replay.row_tensors import RowTensors
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -82,7 +82,8 @@ class ReplayGraphs:
     def run(self, rows: torch.Tensor, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
         """Gather `rows` of the inputs, replay the graph of the context's padded size, return r output rows (G2).
 
-        The outputs live in the graph's pool: read them before any other graph of that pool runs.
+        The outputs live in the graph's pool: read them before any other graph of that pool runs. Raises RuntimeError
+        for a size that was not captured and a moved buffer (B4), ValueError for inputs or rows that do not fit (B3).
         """
         context = get_forward_context()
         graph = self._graphs.get(context.padded_tokens)
@@ -91,7 +92,6 @@ class ReplayGraphs:
                 f"no replay graph of {context.padded_tokens} rows was captured, only {list(self.sizes)}: "
                 "dispatch decides by the captured sizes"
             )
-        check_row_index(rows)
         self.buffers.check(inputs)
         self.buffers.check_addresses()
         gather_into(rows, inputs, self.buffers.tensors, context.padded_tokens)

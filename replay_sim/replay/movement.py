@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,19 +16,28 @@ def check_row_index(rows: torch.Tensor) -> None:
 
 
 def gather_rows(rows: torch.Tensor, inputs: RowTensors) -> dict[str, torch.Tensor | None]:
-    """New tensors with the given rows of every input; an absent input stays absent (L5)."""
+    """New tensors with the given rows of every input; an absent input stays absent (L5).
+
+    Raises ValueError for a row index that is not int64.
+    """
+    check_row_index(rows)
     return {name: None if value is None else value.index_select(0, rows) for name, value in inputs.items()}
 
 
-def gather_into(rows: torch.Tensor, inputs: RowTensors, buffers: RowTensors, padded: int) -> None:
+def gather_into(rows: torch.Tensor, inputs: RowTensors, buffers: Mapping[str, torch.Tensor], padded: int) -> None:
     """Fill rows [0, r) of every buffer with the inputs' `rows` and clear [r, padded) (B2).
 
-    `buffers` are views of at least `padded` rows; a buffer whose input is absent is left alone.
+    `buffers` hold at least `padded` rows; one whose input is absent is cleared as a whole. Raises ValueError for a row
+    index that is not int64 or longer than `padded`.
     """
+    check_row_index(rows)
     r = rows.shape[0]
-    for name, value in inputs.items():
-        buffer = buffers[name]
-        if value is None or buffer is None:
+    if r > padded:
+        raise ValueError(f"{r} rows to gather into buffers of {padded} rows: dispatch takes a size that holds them")
+    for name, buffer in buffers.items():
+        value = inputs[name]
+        if value is None:
+            buffer[:padded].zero_()
             continue
         torch.index_select(value, 0, rows, out=buffer[:r])
         buffer[r:padded].zero_()

@@ -38,10 +38,11 @@ class StaticBuffers:
 
     def check(self, values: RowTensors) -> None:
         """Raises ValueError, naming the tensor, for wrong names, count, shape, dtype or device (B3, L8)."""
-        names = [spec.name for spec in self.specs]
-        if sorted(values) != sorted(names):
+        names = {spec.name for spec in self.specs}
+        if set(values) != names:
             raise ValueError(
-                f"replay tensors {sorted(values)} are not the {len(names)} of the contract: {sorted(names)}"
+                f"replay tensors must be the {len(names)} of the contract: missing {sorted(names - set(values))}, "
+                f"unknown {sorted(set(values) - names)}"
             )
         rows = {tensor.shape[0] for tensor in values.values() if isinstance(tensor, torch.Tensor) and tensor.dim()}
         for spec in self.specs:

@@ -61,11 +61,14 @@ class CudaBackend(CaptureBackend):
         self._guards: tuple[OperationGuard, HostAccessGuard] | None = None
 
     def make_pool(self) -> CudaPool:
-        """A new graph pool, kept alive by an empty graph."""
+        """A new graph pool, kept alive by a graph that allocates nothing in it."""
         handle = torch.cuda.graph_pool_handle()
         keeper = torch.cuda.CUDAGraph()
-        with self.on_stream(self.make_stream()), _no_empty_graph_warning():
+        outside = torch.zeros(1, device=self.device)
+        with self.on_stream(self.make_stream()):
+            outside.zero_()
             keeper.capture_begin(pool=handle, capture_error_mode="thread_local")
+            outside.zero_()
             keeper.capture_end()
         return CudaPool(handle, keeper)
 

@@ -80,7 +80,7 @@ class StepRunner:
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
-        largest = max((plan.max_num_batched_tokens, *plan.model_sizes, *plan.full_sizes, *plan.replay_sizes))
+        largest = max(plan.max_num_batched_tokens, plan.largest_size)
         self.contexts = StepContextBuilder(
             max_rows=largest,
             max_num_seqs=plan.max_num_seqs,

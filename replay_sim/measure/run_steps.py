@@ -186,7 +186,7 @@ def _make_runner(
             f"a request of {longest} tokens does not fit max_position {shape.max_position} of the decoder "
             f"{shape.name}: take a workload of shorter requests"
         )
-    max_blocks = blocks_for(max(longest, max((*plan.model_sizes, *plan.replay_sizes), default=1)), BLOCK_SIZE)
+    max_blocks = blocks_for(max(longest, plan.largest_size), BLOCK_SIZE)
     return StepRunner(
         shape,
         plan,

@@ -47,6 +47,11 @@ class CapturePlan:
     notes: tuple[str, ...] = ()
 
     @property
+    def largest_size(self) -> int:
+        """The largest size of any graph, 0 without graphs."""
+        return max((*self.model_sizes, *self.full_sizes, *self.replay_sizes), default=0)
+
+    @property
     def breaking_sizes(self) -> tuple[int, ...]:
         """The PIECEWISE sizes whose graphs break for the replay layers (L4)."""
         if self.trim_threshold is None:

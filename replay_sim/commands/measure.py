@@ -1,0 +1,52 @@
+"""`replay-sim measure`: runs the real system on this machine's device and writes records."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+SUITES = ("run", "pool", "movement")
+
+
+@click.command("measure")
+@click.option("--preset", default=None, metavar="NAME", help="Serving config: a preset's name or a JSON file.")
+@click.option(
+    "--suite", type=click.Choice(SUITES), multiple=True, help="What to measure; may be repeated.  [default: all]"
+)
+@click.option("--trace", metavar="FILE", help="Requests for the run.  [default: the bundled conversation profile]")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the run.")
+@click.option("--shape", metavar="NAME", help="Decoder shape.  [default: flash-rank on a GPU, tiny on a CPU]")
+@click.option(
+    "--backend", type=click.Choice(("auto", "cuda", "host")), default="auto", show_default=True, help="Where it runs."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and workload.")
+@click.option("--out", required=True, metavar="DIR", help="Folder that the records are written to.")
+def command(
+    preset: str | None,
+    suite: tuple[str, ...],
+    trace: str | None,
+    steps: int,
+    shape: str | None,
+    backend: str,
+    seed: int,
+    out: str,
+) -> None:
+    """Run the A/B on this machine's device and write records with their provenance.
+
+    run: STEPS steps of the config on the workload with real graphs. pool: reserved memory of each sharing arrangement,
+    each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth.
+    """
+    from replay_sim.measure.suites import MeasureRequest, run_suites
+
+    request = MeasureRequest(
+        config=preset,
+        trace=None if trace is None else Path(trace),
+        steps=steps,
+        shape=shape,
+        backend=backend,
+        seed=seed,
+        command="replay-sim " + shlex.join(sys.argv[1:]),
+    )
+    for path, summary in run_suites(suite or SUITES, request, Path(out)):
+        click.echo(f"{summary}\nwrote {path}\n")

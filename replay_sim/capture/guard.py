@@ -51,6 +51,10 @@ def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None
     if packet in _DATA_SHAPES and not _has_given_output_size(operation):
         raise CaptureError(f"the result shape of {operation} depends on data: {_SHAPE_REMEDY}")
 
+    if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        if masks:
+            raise CaptureError(f"{operation} with a mask has a shape that depends on data: {_SHAPE_REMEDY}")
     if packet in (aten._to_copy, aten.copy_):
         devices = {tensor.device.type for tensor in args if isinstance(tensor, torch.Tensor)}
         devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") is not None else set()

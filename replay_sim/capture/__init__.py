@@ -2,6 +2,15 @@
 
 from replay_sim.capture.backend import CaptureBackend, CaptureError, Segment
 from replay_sim.capture.breakable_graph import BreakableGraph, capture, warm_up
-from replay_sim.capture.eager_break import eager_break
+from replay_sim.capture.eager_break import eager_break, refuse_nested_capture
 
-__all__ = ["BreakableGraph", "CaptureBackend", "CaptureError", "Segment", "capture", "eager_break", "warm_up"]
+__all__ = [
+    "BreakableGraph",
+    "CaptureBackend",
+    "CaptureError",
+    "Segment",
+    "capture",
+    "eager_break",
+    "refuse_nested_capture",
+    "warm_up",
+]

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from replay_sim.capture.backend import CaptureError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,6 +33,15 @@ _current = _Current()
 def current_recorder() -> Recorder | None:
     """The capture running in this thread, or None (C6)."""
     return _current.recorder
+
+
+def refuse_nested_capture(name: str) -> None:
+    """Raises CaptureError while a capture runs in this thread (C6); also for what would prepare a capture there."""
+    if _current.recorder is not None:
+        raise CaptureError(
+            f"cannot capture {name!r} while another capture runs in this thread: capture the graphs one after the "
+            "other; a break that needs a graph replays one that was captured before"
+        )
 
 
 def set_current_recorder(recorder: Recorder | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_step
 from replay_sim.batch.metadata import BlockTables
 from replay_sim.batch.request import Batch
-from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, warm_up
+from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, refuse_nested_capture, warm_up
 from replay_sim.config.shapes import DecoderShape
 from replay_sim.decoder.dummy_batch import dummy_decode, dummy_prefill
 from replay_sim.decoder.kv_cache import KVCache
@@ -52,7 +52,8 @@ class StepRunner:
     """Runs steps of a decoder of `shape` by `plan` on `backend`, over one KV cache of `num_blocks` blocks.
 
     `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4), and
-    without `largest_first` graphs are captured smallest first, both for study: it costs memory (O5).
+    without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
+    all three for study, the last two cost memory (O5).
     The cache has one block more, which only dummy batches write. Nothing is captured until `capture_graphs`; every
     step runs eagerly until then. Raises ValueError for a plan of another window than the shape's, and for sizes
     that the cache does not hold (A5).
@@ -70,13 +71,14 @@ class StepRunner:
         seed: int = 0,
         sharing: PoolSharing | None = None,
         largest_first: bool = True,
+        hold_outputs: bool = False,
     ) -> None:
         if shape.window != plan.window:
             raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
         check_cache_slots(plan, num_blocks * block_size)
         self.shape, self.plan, self.backend = shape, plan, backend
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._largest_first = largest_first
+        self._largest_first, self._hold_outputs = largest_first, hold_outputs
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
@@ -127,6 +129,7 @@ class StepRunner:
             buffers=self.replay_layers.inputs,
             run_layers=self.replay_layers.spec.run_layers,
             prepare=self.prepare_replay,
+            hold_outputs=self._hold_outputs,
         )
 
     def capture_model_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
@@ -155,6 +158,7 @@ class StepRunner:
         return self.contexts.replay_batch(batch, size, size, CudagraphMode.PIECEWISE)
 
     def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
+        refuse_nested_capture("model graphs")
         if has_forward_context():
             raise CaptureError("model graphs cannot be captured while a step runs: capture before serving")
         sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured
@@ -170,6 +174,7 @@ class StepRunner:
                     pool=self.pool,
                     stream=self.stream,
                     breaks_are_captured=full,
+                    hold_outputs=self._hold_outputs,
                     name=f"{record.mode.value} graph of {size} tokens",
                 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from replay_sim.batch.dispatch import CudagraphMode
-from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, warm_up
+from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, refuse_nested_capture, warm_up
 from replay_sim.replay.context import ReplayBatch, get_forward_context, has_forward_context, use_forward_context
 from replay_sim.replay.movement import gather_into
 from replay_sim.replay.row_tensors import RowTensors
@@ -31,10 +31,11 @@ class ReplayGraphs:
         buffers: StaticBuffers,
         run_layers: Callable[[RowTensors], Sequence[torch.Tensor]],
         prepare: Callable[[int], ReplayBatch],
+        hold_outputs: bool = False,
     ) -> None:
         self.buffers = buffers
         self._backend, self._pool, self._stream = backend, pool, stream
-        self._run_layers, self._prepare = run_layers, prepare
+        self._run_layers, self._prepare, self._hold_outputs = run_layers, prepare, hold_outputs
         self._graphs: dict[int, BreakableGraph] = {}
         self.failed: dict[int, str] = {}
 
@@ -52,8 +53,9 @@ class ReplayGraphs:
         """Capture a graph for each size in the order given; largest first lets the next reuse the memory (C8).
 
         A size whose capture raises is marked failed, leaves nothing that could be dispatched to, and its error is
-        raised; the sizes captured before it stay. Raises CaptureError while a step runs (G4).
+        raised; the sizes captured before it stay. Raises CaptureError while a step (G4) or another capture runs (C6).
         """
+        refuse_nested_capture("replay graphs")
         if has_forward_context():
             raise CaptureError("replay graphs cannot be captured while a step runs: capture before serving")
         for size in sizes:
@@ -76,6 +78,7 @@ class ReplayGraphs:
                     backend=self._backend,
                     pool=self._pool,
                     stream=self._stream,
+                    hold_outputs=self._hold_outputs,
                     name=f"replay graph of {size} rows",
                 )
 

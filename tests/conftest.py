@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ def one_thread():
     """Small tensors are slower on several threads; two test runs side by side much more so."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imports_are_no_garbage():
+    """Every capture collects garbage first (C9); without this each would walk all that the imports made."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,7 +54,7 @@ SMALL_GRAPHS = CapturePlan(
     window=SMALL_W,
     model_sizes=(2, 8, 16, 24),
     full_sizes=(1, 2),
-    replay_sizes=(4, 8),
+    replay_sizes=(4, 8, 12),
     trim_threshold=8,
     max_num_seqs=3,
     max_num_batched_tokens=40,
@@ -279,13 +279,14 @@ def histories(draw: st.DrawFn) -> History:
     for _ in range(draw(st.integers(3, 6))):
         asks = []
         for name in draw(st.permutations(list(last_decode)))[: draw(st.integers(1, 3))]:
-            if name in started and draw(st.booleans()):
+            if name in started and draw(st.sampled_from([True, False])):
                 rejected = draw(st.integers(0, max(0, last_decode[name] - 1)))
                 length = draw(st.integers(1, 3) | st.just(SMALL_W + 2))
                 asks.append(decode(name, length, rejected=rejected, held=draw(helds)))
                 last_decode[name] = length
             else:
-                asks.append(Ask(name, draw(lengths), all_rows_read=draw(st.integers(0, 3)) == 0, held=draw(helds)))
+                all_rows_read = draw(st.sampled_from([False, False, False, True]))
+                asks.append(Ask(name, draw(lengths), all_rows_read=all_rows_read, held=draw(helds)))
                 last_decode[name] = 0
             started.add(name)
         steps.append(asks)

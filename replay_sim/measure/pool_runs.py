@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 from tabulate import tabulate
 
+from replay_sim.capture.allocator_trace import write_trace
+from replay_sim.capture.torch_snapshot import from_torch_snapshot
 from replay_sim.config import SHAPES, load_config
 from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.records import Point
@@ -21,70 +25,141 @@ from replay_sim.workload.kv_blocks import blocks_for
 
 MIB = 1 << 20
 ORDERS = ("largest_first", "smallest_first")
+OUTPUTS = ("dropped", "held")
 
 Progress = Callable[[Iterable, str], Iterable]
 
 
-def measure_pool(
-    config: str, shape: str, backend: str, seed: int, progress: Progress = lambda items, _: items
-) -> tuple[list[Point], str]:
-    """Capture the config's plan once for each arrangement and order, in fresh processes; points and a table.
+@attrs.frozen(kw_only=True)
+class PoolCase:
+    """One capture of a config's plan: the arrangement, the order of sizes, and whether outputs are held.
 
-    Reserved bytes are the growth of the caching allocator's reserved memory over each group's whole capture;
-    `driver_bytes` the growth of the driver's. Raises RuntimeError with a process's last line if it fails.
+    `history` is a file that the allocation history is written to, "" for none.
     """
-    cases = [(sharing, order) for sharing in PoolSharing for order in ORDERS]
-    points: list[Point] = []
-    for sharing, order in progress(cases, "pool"):
-        arguments = [config, shape, backend, str(seed), sharing.value, order]
-        done = subprocess.run(
-            [sys.executable, "-m", "replay_sim.measure.pool_runs", *arguments], capture_output=True, text=True
+
+    config: str
+    shape: str
+    backend: str
+    seed: int
+    arrangement: str
+    order: str
+    outputs: str
+    history: str = ""
+
+
+def measure_pool(
+    config: str,
+    shape: str,
+    backend: str,
+    seed: int,
+    progress: Progress = lambda items, _: items,
+    histories: Path | None = None,
+) -> tuple[list[Point], str]:
+    """Capture the config's plan once for each arrangement, order and use of outputs; points and a table.
+
+    Each in a fresh process. Reserved bytes are the growth of the caching allocator's reserved memory over each group's
+    whole capture; `driver_bytes` the growth of the driver's over both. With `histories`, a folder, every case's
+    allocation history is kept there. Raises RuntimeError with a process's last line if it fails.
+    """
+    cases = [
+        PoolCase(
+            config=config,
+            shape=shape,
+            backend=backend,
+            seed=seed,
+            arrangement=sharing.value,
+            order=order,
+            outputs=outputs,
+            history=str(histories / f"{shape}-{sharing.value}-{order}-{outputs}.jsonl.gz") if histories else "",
         )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"pool run {sharing.value} {order} failed: {last}")
-        points += json.loads(done.stdout)
-    rows = [
-        (p["arrangement"], p["order"], p["group"], p["num_graphs"], f"{int(p['reserved_bytes'] or 0) / MIB:,.0f}")
-        for p in points
+        for sharing in PoolSharing
+        for order in ORDERS
+        for outputs in OUTPUTS
+        if (order, outputs) != ("smallest_first", "held")
     ]
-    return points, tabulate(rows, ("Arrangement", "Order", "Group", "Graphs", "Reserved MiB"), tablefmt="pipe")
+    points = [point for case in progress(cases, "pool") for point in _in_fresh_process(case)]
+    keys = ("arrangement", "order", "outputs", "group", "num_graphs")
+    rows = [[*(p[key] for key in keys), f"{int(p['reserved_bytes'] or 0) / MIB:,.0f}"] for p in points]
+    return points, tabulate(rows, (*keys, "reserved MiB"), tablefmt="pipe")
 
 
-def capture_once(config: str, shape_name: str, backend_name: str, seed: int, sharing: str, order: str) -> list[Point]:
+def _in_fresh_process(case: PoolCase) -> list[Point]:
+    done = subprocess.run(
+        [sys.executable, "-m", "replay_sim.measure.pool_runs", json.dumps(attrs.asdict(case))],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"pool run of {case.arrangement}, {case.order} failed: {last}")
+    points: list[Point] = json.loads(done.stdout)
+    return points
+
+
+def capture_once(case: PoolCase) -> list[Point]:
     """Capture model and then replay graphs in this process and weigh both groups."""
-    serving = load_config(config)
+    serving = load_config(case.config)
     plan = make_plan(serving)
-    backend = make_backend(backend_name)
-    shape = attrs.evolve(SHAPES[shape_name], window=serving.window)
+    backend = make_backend(case.backend)
     max_blocks = blocks_for(max(1, plan.largest_size), BLOCK_SIZE)
     runner = StepRunner(
-        shape,
+        attrs.evolve(SHAPES[case.shape], window=serving.window),
         plan,
         backend,
         num_blocks=max_blocks,
         max_blocks=max_blocks,
         block_size=BLOCK_SIZE,
-        seed=seed,
-        sharing=PoolSharing(sharing),
-        largest_first=order == ORDERS[0],
+        seed=case.seed,
+        sharing=PoolSharing(case.arrangement),
+        largest_first=case.order == ORDERS[0],
+        hold_outputs=case.outputs == OUTPUTS[1],
     )
+    history = _History() if case.history else None
     driver = _driver_used()
-    points: list[Point] = []
-    for group in capture_groups(runner):
-        points.append(
-            {
-                "arrangement": sharing,
-                "order": order,
-                "group": group.group,
-                "reserved_bytes": group.reserved_bytes,
-                "predicted_bytes": None,
-                "num_graphs": group.num_graphs,
-                "seconds": round(group.seconds, 3),
-            }
-        )
-    points[-1]["driver_bytes_all_groups"] = _driver_used() - driver
-    return points
+    groups = capture_groups(runner, history.marked if history else lambda items, _: items)
+    driver = _driver_used() - driver
+    if history:
+        history.write(Path(case.history))
+    about = {"arrangement": case.arrangement, "order": case.order, "outputs": case.outputs, "plan": case.config}
+    return [
+        {
+            **about,
+            "group": group.group,
+            "reserved_bytes": group.reserved_bytes,
+            "predicted_bytes": None,
+            "num_graphs": group.num_graphs,
+            "seconds": round(group.seconds, 3),
+            "driver_bytes": driver,
+        }
+        for group in groups
+    ]
+
+
+class _History:
+    """Records the caching allocator's history, with a mark after every capture."""
+
+    def __init__(self) -> None:
+        torch.cuda.memory._record_memory_history(context=None, stacks="python")
+        self._marks: list[str] = []
+
+    def marked(self, sizes: Iterable[int], what: str) -> Iterator[int]:
+        """Passes sizes through and marks the history after each was captured."""
+        for size in sizes:
+            yield size
+            torch.cuda.memory_snapshot()  # leaves an entry in the history
+            self._marks.append(f"{what} {size}")
+
+    def write(self, path: Path) -> None:
+        """Writes the history, and the measured reserved bytes at its marks beside it."""
+        snapshot = torch.cuda.memory._snapshot()
+        recorded = from_torch_snapshot(snapshot, mark_names=self._marks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_trace(recorded.trace, path)
+        measured: list[dict[str, Any]] = [
+            {"mark": mark.name, "reserved": {str(pool): size for pool, size in mark.reserved.items()}}
+            for mark in recorded.marks
+        ]
+        path.with_suffix(".marks.json").write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _driver_used() -> int:
@@ -95,5 +170,4 @@ def _driver_used() -> int:
 
 
 if __name__ == "__main__":
-    config, shape, backend, seed, sharing, order = sys.argv[1:]
-    print(json.dumps(capture_once(config, shape, backend, int(seed), sharing, order)))
+    print(json.dumps(capture_once(PoolCase(**json.loads(sys.argv[1])))))

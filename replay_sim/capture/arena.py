@@ -88,6 +88,10 @@ class Arena:
         """Whether a pointer of this process lies in the mapping."""
         return 0 <= pointer - self._start < self.virtual_bytes
 
+    def address_of(self, pointer: int) -> int:
+        """The address that a pointer of this process stands for, wherever it points."""
+        return pointer - self._start
+
     def view_at(self, pointer: int, nbytes: int) -> np.ndarray:
         """`view` of the address that a pointer of this process stands for."""
         return self.view(pointer - self._start, nbytes)

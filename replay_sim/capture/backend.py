@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -61,6 +62,10 @@ class CaptureBackend(ABC):
     @abstractmethod
     def abort_segment(self) -> None:
         """Ends a segment after an error and drops it; the stream is not capturing afterwards (C7)."""
+
+    def run_plain(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs what no segment holds: a warm-up, or an eager break inside a capture."""
+        return function(*args, **kwargs)
 
     @abstractmethod
     def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:

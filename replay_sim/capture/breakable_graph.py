@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from replay_sim.capture.backend import CaptureBackend, CaptureError, Segment
-from replay_sim.capture.eager_break import current_recorder, set_current_recorder
+from replay_sim.capture.eager_break import refuse_nested_capture, set_current_recorder
 
 WARM_UP_LIMIT = 8
 
@@ -114,7 +114,7 @@ class _Recording:
         self.end()
         self.inside_break = True
         try:
-            result = function(*args, **kwargs)
+            result = self.backend.run_plain(function, *args, **kwargs)
         finally:
             self.inside_break = False
         _check_returns_nothing_new(function, args, kwargs, result)
@@ -157,7 +157,7 @@ def warm_up(function: Callable[[], Any], backend: CaptureBackend) -> int:
     """
     for run in range(1, WARM_UP_LIMIT + 1):
         before = backend.live_bytes()
-        function()
+        backend.run_plain(function)
         grown = backend.live_bytes() - before
         if grown <= 0:
             return run
@@ -174,6 +174,7 @@ def capture(
     pool: Any,
     stream: Any,
     breaks_are_captured: bool = False,
+    hold_outputs: bool = False,
     name: str = "graph",
 ) -> BreakableGraph:
     """Capture one call of `function` as a breakable graph (C1-C11).
@@ -182,13 +183,10 @@ def capture(
     `breaks_are_captured` (a FULL graph) eager breaks are captured as they are. An exception leaves no trace: the
     stream is not capturing, the pool's blocks are free again, and the original error is raised (C7). Raises
     CaptureError for a nested capture (C6), an empty graph, another current device (C11), a break that returns a
-    new tensor (C4), and what cannot be captured (C10).
+    new tensor (C4), and what cannot be captured (C10). `hold_outputs` keeps the outputs' memory from reuse, for study
+    (D5 of the known faults): by default they are held weakly and live until the next graph of the pool runs (C8).
     """
-    if current_recorder() is not None:
-        raise CaptureError(
-            f"cannot capture {name!r} while another capture runs in this thread: capture the graphs one after the "
-            "other; a break that needs a graph replays one that was captured before"
-        )
+    refuse_nested_capture(name)
     backend.check_ready()
     recording = _Recording(backend, pool, stream, breaks_are_captured)
     with garbage_collection_paused(), backend.on_stream(stream), torch.no_grad():
@@ -204,4 +202,5 @@ def capture(
             set_current_recorder(None)
         if all(isinstance(entry, EagerBreak) for entry in recording.entries):
             raise CaptureError(f"{name!r} captured no operation: an empty graph has nothing to replay")
-        return BreakableGraph(name, tuple(recording.entries), map_tensors(backend.weak_ref, outputs))
+        kept = outputs if hold_outputs else map_tensors(backend.weak_ref, outputs)
+        return BreakableGraph(name, tuple(recording.entries), kept)

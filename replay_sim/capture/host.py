@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from replay_sim.capture.arena import Arena
+from replay_sim.capture.arena import POISON, Arena
 from replay_sim.capture.backend import CaptureBackend, CaptureError
 from replay_sim.capture.guard import HostAccessGuard
 from replay_sim.capture.host_tape import HostTape, TapeRecorder
+from replay_sim.capture.shape_recorder import AllocationOrder, Scratch, ShapeRecorder, ShapeRule, ShapeSegment
 
 
 @attrs.frozen
@@ -41,14 +45,23 @@ class HostBackend(CaptureBackend):
 
     name = "host"
 
-    def __init__(self, arena_bytes: int = 64 << 30, *, shapes_only: bool = False) -> None:
+    def __init__(
+        self,
+        arena_bytes: int = 64 << 30,
+        *,
+        shapes_only: bool = False,
+        allocation_order: AllocationOrder = lambda operation, args: None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.arena = Arena(arena_bytes)
         self.shapes_only = shapes_only
+        self.allocation_order = allocation_order
+        self.shape_rules: dict[Any, ShapeRule] = {}
+        self.kept: dict[tuple[Scratch, int], npt.NDArray[np.uint8]] = {}
         self._pools = 0
         self._streams = 0
         self._current_stream = 0
-        self._recording: tuple[TapeRecorder, HostAccessGuard] | None = None
+        self._recording: tuple[TapeRecorder | ShapeRecorder, HostAccessGuard] | None = None
 
     def make_pool(self) -> int:
         """A new pool of the arena's allocator."""
@@ -75,13 +88,15 @@ class HostBackend(CaptureBackend):
 
     def begin_segment(self, pool: int, stream: int) -> None:
         """Starts to record."""
-        recorder = TapeRecorder(self, pool, stream)
+        recorder: TapeRecorder | ShapeRecorder = (
+            ShapeRecorder(self, pool, stream, forbids=True) if self.shapes_only else TapeRecorder(self, pool, stream)
+        )
         guard = HostAccessGuard()
         recorder.__enter__()
         guard.__enter__()
         self._recording = (recorder, guard)
 
-    def _stop(self) -> TapeRecorder:
+    def _stop(self) -> TapeRecorder | ShapeRecorder:
         if self._recording is None:
             raise CaptureError("no segment is being recorded: end_segment needs a begin_segment before it")
         recorder, guard = self._recording
@@ -90,28 +105,47 @@ class HostBackend(CaptureBackend):
         recorder.__exit__(None, None, None)
         return recorder
 
-    def end_segment(self) -> HostSegment | None:
+    def end_segment(self) -> HostSegment | ShapeSegment | None:
         """Ends the segment; None when nothing was recorded."""
-        tape = self._stop().tape
-        return HostSegment(tape) if len(tape) else None
+        recorder = self._stop()
+        if isinstance(recorder, ShapeRecorder):
+            return ShapeSegment(recorder.num_operations) if recorder.num_operations else None
+        return HostSegment(recorder.tape) if len(recorder.tape) else None
 
     def abort_segment(self) -> None:
         """Ends the segment and drops its tape; its tensors are freed as the caller's references go."""
         self._stop()
+
+    def run_plain(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a warm-up or a break; by shapes alone, its operations only allocate, outside of all pools."""
+        if not self.shapes_only:
+            return function(*args, **kwargs)
+        with ShapeRecorder(self, None, self._current_stream, forbids=False):
+            return function(*args, **kwargs)
+
+    def allocate_bytes(self, nbytes: int, pool: int | None, stream: int) -> npt.NDArray[np.uint8]:
+        """Memory of `nbytes` > 0 bytes, whose end as an object is its free event."""
+        address = self.arena.allocator.malloc(nbytes, stream, pool)
+        owner = self.arena.view(address, nbytes)
+        weakref.finalize(owner, self.arena.allocator.free, address).atexit = False
+        return owner
 
     def allocate(self, like: torch.Tensor, pool: int, stream: int) -> torch.Tensor:
         """A tensor with the shape, strides and dtype of the meta tensor `like`, in the pool's memory, poisoned."""
         nbytes = like.untyped_storage().nbytes()
         if nbytes == 0:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-        address = self.arena.allocator.malloc(nbytes, stream, pool)
-        if not self.shapes_only:
-            self.arena.poison(address, nbytes)
-        owner = self.arena.view(address, nbytes)
-        # The end of `owner`, which the storage alone holds, is the tensor's free event.
-        weakref.finalize(owner, self.arena.allocator.free, address).atexit = False
+        owner = self.allocate_bytes(nbytes, pool, stream)
+        owner.fill(POISON)
         flat = torch.frombuffer(owner, dtype=torch.uint8)
         return flat.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def scratch_used(self) -> Iterator[tuple[str, Scratch]]:
+        """Each operation with scratch, on each of the shapes that were recorded, and that scratch."""
+        for (operation, *_), rule in self.shape_rules.items():
+            for step in rule.order:
+                if isinstance(step, Scratch):
+                    yield str(operation), step
 
     def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor over the same arena memory that owns no block; a tensor outside of the arena is returned as it is.

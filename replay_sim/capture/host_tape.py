@@ -20,13 +20,18 @@ aten = torch.ops.aten
 
 # Share their input's storage although their schema does not say so.
 _UNDECLARED_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
-_ALLOCATE_ONLY = {
+ALLOCATE_ONLY = {
     aten.empty.memory_format,
     aten.empty_strided.default,
     aten.empty_like.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+
+
+def is_view(operation: Any) -> bool:
+    """Whether the operation returns its input's memory and reads no data."""
+    return operation.is_view or operation in _UNDECLARED_VIEWS
 
 
 @attrs.frozen
@@ -83,12 +88,12 @@ class TapeRecorder(TorchDispatchMode):
             return self._record(operation, args, kwargs or {})
 
     def _record(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if operation.is_view or operation in _UNDECLARED_VIEWS:
+        if is_view(operation):
             return operation(*args, **kwargs)
-        shapes = _result_shapes(operation, args, kwargs)
-        if operation in _ALLOCATE_ONLY:
+        shapes = result_shapes(operation, args, kwargs)
+        if operation in ALLOCATE_ONLY:
             return self._allocate(shapes)
-        written = _written_arguments(operation, args, kwargs)
+        written = written_arguments(operation, args, kwargs)
         returns = operation._schema.returns
         fresh: list[torch.Tensor] = []
         results: list[Any] = []
@@ -124,7 +129,7 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _result_shapes(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def result_shapes(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The operation's results on meta tensors; a shape error is the operation's own, as it would be eagerly."""
     meta_kwargs = map_tensors(_meta, kwargs)
     if "device" in meta_kwargs or any(argument.name == "device" for argument in operation._schema.arguments):
@@ -136,7 +141,7 @@ def _result_shapes(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         raise CaptureError(f"{operation} has no shape rule on meta tensors: run it in an eager break") from error
 
 
-def _written_arguments(operation: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+def written_arguments(operation: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that the operation writes, in schema order."""
     written = []
     for index, argument in enumerate(operation._schema.arguments):

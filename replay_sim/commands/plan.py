@@ -22,11 +22,34 @@ MIB = 1 << 20
     show_default=True,
     help="The decoder whose rows are counted in bytes.",
 )
-def command(config: str, as_json: bool, shape: str) -> None:
+@click.option("--memory", is_flag=True, help="Predict the graphs' memory in each sharing arrangement; takes seconds.")
+@click.option(
+    "--order",
+    type=click.Choice(["largest_first", "smallest_first"]),
+    default="largest_first",
+    show_default=True,
+    help="With --memory: the order of capture.",
+)
+@click.option("--hold-outputs", is_flag=True, help="With --memory: every graph's outputs stay alive.")
+def command(config: str, as_json: bool, shape: str, memory: bool, order: str, hold_outputs: bool) -> None:
     """Plan the graphs of CONFIG, a preset's name or a JSON file in the engine's key names."""
     serving = load_config(config)
-    summary = plan_summary(serving, make_plan(serving), SHAPES[shape])
-    click.echo(json.dumps(summary) if as_json else _table(summary))
+    plan = make_plan(serving)
+    if not memory:
+        summary = plan_summary(serving, plan, SHAPES[shape])
+        click.echo(json.dumps(summary) if as_json else _table(summary))
+        return
+    from replay_sim.decoder.pool_prediction import record_plan
+    from replay_sim.decoder.pool_report import chosen_pool_bytes, pool_summary, pool_table
+
+    recorded = record_plan(SHAPES[shape], plan)
+    growths = recorded.predict(largest_first=order == "largest_first", hold_outputs=hold_outputs)
+    predicted = chosen_pool_bytes(recorded, growths)
+    summary = plan_summary(serving, plan, SHAPES[shape], predicted_pool_bytes=predicted)
+    if as_json:
+        click.echo(json.dumps(summary | pool_summary(recorded, growths)))
+    else:
+        click.echo(_table(summary) + "\n\n" + pool_table(recorded, growths))
 
 
 def _table(summary: dict[str, Any]) -> str:
@@ -34,9 +57,7 @@ def _table(summary: dict[str, Any]) -> str:
     from tabulate import tabulate
 
     rows = [(key, _cell(key, value)) for key, value in summary.items() if key != "notes"]
-    table = tabulate(
-        rows, headers=("plan", ""), tablefmt="simple", disable_numparse=True, maxcolwidths=[None, 80]
-    )
+    table = tabulate(rows, headers=("plan", ""), tablefmt="simple", disable_numparse=True, maxcolwidths=[None, 80])
     return "\n".join([table, *(f"note: {note}" for note in summary["notes"])])
 
 

@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-.PHONY: env test explore lab clean
+.PHONY: env test explore lab notebooks clean
 
 env: $(STAMP)
 
@@ -28,6 +28,9 @@ explore: env
 
 lab: env
 	$(BIN)/jupyter lab notebooks
+
+notebooks: env
+	$(BIN)/python -m replay_sim.explore.notebooks $(NOTEBOOKS)
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

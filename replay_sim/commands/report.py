@@ -1,0 +1,48 @@
+"""`replay-sim report`: the standalone HTML page of a serving config and a workload."""
+
+import click
+
+
+@click.command("report")
+@click.argument("config")
+@click.option("--trace", metavar="FILE", help="Requests from an Azure CSV, a Mooncake JSONL or a CSV of lengths.")
+@click.option("--out", required=True, metavar="DIR", help="The folder to write index.html into.")
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="How many to draw.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything drawn.")
+@click.option(
+    "--execute",
+    type=click.Choice(("none", "auto", "host", "cuda")),
+    default="none",
+    show_default=True,
+    help="Also run steps of the reference decoder with captured graphs, on a CPU or a GPU.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="How many steps to run.")
+def command(config: str, trace: str | None, out: str, requests: int, seed: int, execute: str, steps: int) -> None:
+    """Write a page about CONFIG, a preset's name or a JSON file: what to change, and the figures behind it.
+
+    The page opens from disk without a network.
+    """
+    import time
+    from pathlib import Path
+
+    from replay_sim.config import load_config
+    from replay_sim.plan import make_plan
+
+    began = time.perf_counter()
+    make_plan(load_config(config))  # bad settings are refused before the slow imports
+    from replay_sim.explore.job import run_job
+    from replay_sim.explore.report import write_report
+
+    job = run_job(
+        config,
+        trace=trace,
+        num_requests=requests,
+        seed=seed,
+        execute=None if execute == "none" else execute,
+        num_steps=steps,
+    )
+    path = write_report(job, Path(out))
+    click.echo(
+        f"Wrote {path}, {path.stat().st_size / 1e6:.1f} MB: {len(job.plan.replay_sizes)} replay graphs, "
+        f"{job.simulation.steps:,} steps, in {time.perf_counter() - began:.1f} s."
+    )

@@ -1,0 +1,1 @@
+"""Exploring: figures, explorers, notebooks and the report; the only room that knows plotly and ipywidgets."""

@@ -1,0 +1,73 @@
+"""`python -m replay_sim.explore`, the main job: report, executed notebooks and recommendation for one config."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+from nbclient.exceptions import CellExecutionError
+from plotly.offline import get_plotlyjs
+from tqdm import tqdm
+
+from replay_sim.explore.advice import advise
+from replay_sim.explore.files import write_whole
+from replay_sim.explore.job import run_job
+from replay_sim.explore.notebooks import execute, notebook_page, write_notebook
+from replay_sim.explore.report import recommendation, write_report
+
+
+@click.command()
+@click.argument("config", default="default")
+@click.option("--trace", metavar="FILE", help="Requests from a trace.  [default: drawn from the bundled profile]")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("build"), show_default=True, help="Folder.")
+@click.option(
+    "--notebooks",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("notebooks"),
+    show_default=True,
+    help="Folder of notebooks to execute; none are if it does not exist.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps to run for real.")
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="Requests to draw.")
+def main(config: str, trace: str | None, out: Path, notebooks: Path, steps: int, requests: int) -> None:
+    """Plan, simulate and run CONFIG, a preset's name or a JSON file, and write OUT/report and OUT/notebooks."""
+    began = time.perf_counter()
+    try:
+        job = run_job(config, trace=trace, num_requests=requests, execute="auto", num_steps=steps)
+        executed = execute_notebooks(notebooks, out / "notebooks")
+        links = {os.path.relpath(page, out / "report"): title for page, title in executed.items()}
+        report = write_report(job, out / "report", notebooks=links)
+    except (ValueError, OSError) as error:
+        sys.exit(f"replay_sim.explore: {error}")
+    except CellExecutionError as error:
+        sys.exit(f"replay_sim.explore: a notebook fails.\n{error}")
+    click.echo(f"{recommendation(advise(job))}\n\nReport: {report}")
+    click.echo(
+        f"Planned {len(job.plan.replay_sizes)} replay graphs, simulated {job.simulation.steps:,} steps, ran {steps}, "
+        f"executed {len(executed)} notebooks in {time.perf_counter() - began:.0f} s."
+    )
+
+
+def execute_notebooks(source: Path, target: Path) -> dict[Path, str]:
+    """Execute every notebook of `source` into `target`, each with a page; returns the pages and their titles.
+
+    Raises CellExecutionError for a notebook that fails.
+    """
+    pages: dict[Path, str] = {}
+    for path in tqdm(sorted(source.glob("*.ipynb")), desc="notebooks", disable=None, leave=False):
+        notebook = execute(path)
+        title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
+        write_notebook(notebook, target / path.name)
+        page = target / f"{path.stem}.html"
+        write_whole(page, notebook_page(notebook, title, "plotly.min.js"))
+        pages[page] = title
+    if pages:
+        write_whole(target / "plotly.min.js", get_plotlyjs())
+    return pages
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The main job: plan a config, run a workload through scheduler and dispatch, and run its first steps for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from tqdm import tqdm
+
+from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig, load_config
+from replay_sim.measure.environment import describe_environment
+from replay_sim.measure.run_steps import RunReport, execute_steps, make_backend
+from replay_sim.plan import CapturePlan, make_plan
+from replay_sim.plan.summary import plan_summary
+from replay_sim.workload.detect import read_trace
+from replay_sim.workload.generator import generate_requests
+from replay_sim.workload.profiles import load_profile
+from replay_sim.workload.scheduler import Scheduler
+from replay_sim.workload.settings import SchedulerSettings
+from replay_sim.workload.simulation import Simulation, planned_dispatch
+from replay_sim.workload.trace import TraceRequest
+
+DEFAULT_PROFILE = "conversation"
+
+
+@attrs.frozen
+class ExecutedRun:
+    """Steps of the workload that the reference decoder really ran, and where."""
+
+    report: RunReport
+    environment: dict[str, Any]
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the run's times and bytes are a GPU's; those of the host backend are no claim about one."""
+        return self.environment["gpu"] is not None
+
+    @property
+    def where(self) -> str:
+        """One line for captions."""
+        at = self.environment
+        if not self.is_on_gpu:
+            return f"run on the host backend, a CPU, torch {at['torch']}, {at['date']}; its times are no GPU's"
+        return f"measured on {at['gpu']}, driver {at['driver']}, torch {at['torch']}, {at['date']}"
+
+
+@attrs.frozen
+class Job:
+    """What was asked, what was planned, what the workload would dispatch, and what was run, if anything was."""
+
+    config_name: str
+    config: ServingConfig
+    plan: CapturePlan
+    shape: DecoderShape
+    summary: dict[str, Any]
+    workload: str
+    simulation: Simulation
+    executed: ExecutedRun | None
+
+
+def run_job(
+    config_name: str,
+    *,
+    trace: str | Path | None = None,
+    num_requests: int = 1000,
+    seed: int = 0,
+    execute: str | None = None,
+    num_steps: int = 50,
+) -> Job:
+    """Plan and simulate `config_name`, a preset or a JSON file, and run `num_steps` steps on the backend `execute`.
+
+    `trace` is a file of requests; without one `num_requests` are drawn from the bundled profile. `execute` is "auto",
+    "host", "cuda", or None to run nothing. Raises ValueError for bad input of any kind.
+    """
+    config = load_config(config_name)
+    plan = make_plan(config)
+    requests, workload = _requests(trace, num_requests, seed)
+    settings = SchedulerSettings.from_config(config, seed=seed)
+    simulation = Simulation()
+    steps = Scheduler(requests, settings, dispatch=planned_dispatch(plan)).steps()
+    for _ in _progress(simulation.watch(steps), "simulate"):
+        pass
+    executed = None
+    if execute is not None:
+        backend = make_backend(execute)
+        report = execute_steps(config, requests, num_steps=num_steps, backend=backend, seed=seed, progress=_progress)
+        executed = ExecutedRun(report, describe_environment(backend.device))
+    return Job(
+        config_name,
+        config,
+        plan,
+        FLASH_RANK,
+        plan_summary(config, plan, FLASH_RANK),
+        workload,
+        simulation,
+        executed,
+    )
+
+
+def _requests(trace: str | Path | None, count: int, seed: int) -> tuple[tuple[TraceRequest, ...], str]:
+    """The requests and where they come from."""
+    if trace is not None:
+        read = read_trace(trace)
+        return read, f"{len(read):,} requests of {trace}"
+    profile = load_profile(DEFAULT_PROFILE)
+    drawn = tuple(generate_requests(profile, count, seed=seed))
+    return (
+        drawn,
+        f"{count:,} requests drawn with seed {seed} from profile {profile.name}, quantiles of {profile.source}",
+    )
+
+
+def _progress(items: Iterable[Any], what: str) -> Iterable[Any]:
+    """A progress bar on a terminal, silent elsewhere."""
+    return tqdm(items, desc=what, disable=None, leave=False)

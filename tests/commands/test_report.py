@@ -1,0 +1,45 @@
+"""`replay-sim report`: the page that it writes and what it refuses."""
+
+import pytest
+
+from replay_sim import cli
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["report", *args])
+    captured = capsys.readouterr()
+    return int(exited.value.code or 0), captured.out, captured.err
+
+
+def test_it_writes_one_page_and_ends_with_a_line_that_says_so(capsys, tmp_path) -> None:
+    status, out, _ = run(capsys, "b200-tp4-c32", "--requests", "30", "--out", str(tmp_path / "site"))
+    assert status == 0
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+    (line,) = out.splitlines()
+    assert line.startswith(f"Wrote {tmp_path}/site/index.html, ") and line.endswith(" s.")
+
+
+def test_a_trace_is_read_and_named_in_the_page(capsys, tmp_path) -> None:
+    trace = tmp_path / "mine.csv"
+    trace.write_text("prompt_tokens,output_tokens\n2000,3\n100,1\n")
+    assert run(capsys, "default", "--trace", str(trace), "--out", str(tmp_path))[0] == 0
+    assert f"2 requests of {trace}" in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("no-such-preset", "--out", "x"), "no-such-preset"),
+        (("default",), "Missing option '--out'"),
+        (("default", "--trace", "absent.csv", "--out", "x"), "absent.csv: line 1, file: expected a readable file"),
+        (("default", "--requests", "1", "--out", "/dev/null/x"), "/dev/null"),
+        (("default", "--requests", "0", "--out", "x"), "--requests"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, monkeypatch, args, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "")
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,73 @@
+"""Executing notebooks: what is kept, what is dropped, and their pages."""
+
+import json
+import re
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from replay_sim.explore.files import write_whole
+from replay_sim.explore.notebooks import PLOTLY, WIDGET_VIEW, execute, notebook_page, settle, write_notebook
+
+FIGURE = {"data": [{"type": "bar", "x": [1], "y": ["</script><b>x</b>"]}], "layout": {"title": {"text": "a bar"}}}
+
+
+def notebook(*cells):
+    return new_notebook(cells=list(cells))
+
+
+def written(folder, *cells):
+    path = folder / "one.ipynb"
+    nbformat.write(notebook(*cells), path)
+    return path
+
+
+def test_a_notebook_is_executed_in_its_folder_with_this_package(tmp_path) -> None:
+    (tmp_path / "data.txt").write_text("beside it")
+    source = "import replay_sim\nprint(open('data.txt').read(), replay_sim.__version__)"
+    path = written(tmp_path, new_code_cell(source))
+    before = path.read_text()
+    done = execute(path)
+    assert done.cells[0].outputs[0].text.startswith("beside it ")
+    assert path.read_text() == before
+    write_notebook(done, path)
+    saved = json.loads(path.read_text())
+    assert "execution" not in saved["cells"][0]["metadata"] and "version" not in saved["metadata"]["language_info"]
+
+
+def test_a_cell_that_fails_is_an_error(tmp_path) -> None:
+    with pytest.raises(CellExecutionError, match="half"):
+        execute(written(tmp_path, new_code_cell("assert False, 'half'")))
+
+
+def test_settling_drops_widgets_and_keeps_the_still_picture_beside_them() -> None:
+    beside = new_output("execute_result", data={WIDGET_VIEW: {"model_id": "1"}, PLOTLY: FIGURE, "text/plain": "x"})
+    alone = new_output("execute_result", data={WIDGET_VIEW: {"model_id": "2"}})
+    whole = notebook(new_code_cell("x", outputs=[beside, alone]))
+    whole.metadata["widgets"] = {"state": {}}
+    settled = settle(whole)
+    assert "widgets" not in settled.metadata
+    assert set(settled.cells[0].outputs[0].data) == {PLOTLY, "text/plain"}
+    assert set(settled.cells[0].outputs[1].data) == {WIDGET_VIEW}
+
+
+def test_a_page_draws_its_figures_and_fetches_only_the_script_beside_it() -> None:
+    output = new_output("display_data", data={PLOTLY: FIGURE})
+    source = notebook(new_markdown_cell("# A page"), new_code_cell("draw()", outputs=[output]))
+    page = notebook_page(source, "A <page>", "plotly.min.js")
+    assert page.count("Plotly.newPlot") == 1 and "figure-1-0" in page
+    assert re.findall(r'<(?:script|link|img)[^>]*\s(?:src|href)="([^"]*)"', page) == ["plotly.min.js"]
+    assert "<title>A &lt;page&gt;</title>" in page
+    assert "</script><b>x" not in page
+    assert set(source.cells[1].outputs[0].data) == {PLOTLY}
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path) -> None:
+    path = tmp_path / "made" / "page.html"
+    write_whole(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "second \ud800")
+    assert path.read_text() == "first"
+    assert [entry.name for entry in path.parent.iterdir()] == ["page.html"]

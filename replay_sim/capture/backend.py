@@ -34,6 +34,8 @@ class CaptureBackend(ABC):
 
     name: str
     device: torch.device
+    capture_name = "graph"
+    """The name of the graph whose capture began last."""
 
     @abstractmethod
     def make_pool(self) -> Any:
@@ -78,6 +80,10 @@ class CaptureBackend(ABC):
     @abstractmethod
     def reserved_bytes(self, pool: Any = None) -> int:
         """Bytes of memory segments reserved by `pool`, or by all pools and plain memory together (O5)."""
+
+    @abstractmethod
+    def empty_cache(self) -> None:
+        """Gives back cached memory that no tensor and no graph pool holds, such as a warm-up's (O5)."""
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -188,6 +188,7 @@ def capture(
     """
     refuse_nested_capture(name)
     backend.check_ready()
+    backend.capture_name = name
     recording = _Recording(backend, pool, stream, breaks_are_captured)
     with garbage_collection_paused(), backend.on_stream(stream), torch.no_grad():
         set_current_recorder(recording)

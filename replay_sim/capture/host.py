@@ -15,7 +15,8 @@ import torch
 from replay_sim.capture.arena import POISON, Arena
 from replay_sim.capture.backend import CaptureBackend, CaptureError
 from replay_sim.capture.guard import HostAccessGuard
-from replay_sim.capture.host_tape import HostTape, TapeRecorder
+from replay_sim.capture.host_tape import Claim, HostTape, TapeRecorder
+from replay_sim.capture.ledger import Ledger
 from replay_sim.capture.shape_recorder import AllocationOrder, Scratch, ShapeRecorder, ShapeRule, ShapeSegment
 
 
@@ -24,6 +25,7 @@ class HostSegment:
     """A recorded stretch of operations; a replay runs them on the addresses that they were recorded with."""
 
     tape: HostTape
+    backend: HostBackend
 
     @property
     def num_operations(self) -> int:
@@ -32,7 +34,11 @@ class HostSegment:
 
     def replay(self) -> None:
         """Run the tape (C2)."""
-        self.tape.replay()
+        self.backend.running = self.tape.name
+        try:
+            self.tape.replay()
+        finally:
+            self.backend.running = None
 
 
 class HostBackend(CaptureBackend):
@@ -58,6 +64,8 @@ class HostBackend(CaptureBackend):
         self.allocation_order = allocation_order
         self.shape_rules: dict[Any, ShapeRule] = {}
         self.kept: dict[tuple[Scratch, int], npt.NDArray[np.uint8]] = {}
+        self.ledger: Ledger | None = None
+        self.running: str | None = None
         self._pools = 0
         self._streams = 0
         self._current_stream = 0
@@ -110,7 +118,7 @@ class HostBackend(CaptureBackend):
         recorder = self._stop()
         if isinstance(recorder, ShapeRecorder):
             return ShapeSegment(recorder.num_operations) if recorder.num_operations else None
-        return HostSegment(recorder.tape) if len(recorder.tape) else None
+        return HostSegment(recorder.tape, self) if len(recorder.tape) else None
 
     def abort_segment(self) -> None:
         """Ends the segment and drops its tape; its tensors are freed as the caller's references go."""
@@ -130,15 +138,29 @@ class HostBackend(CaptureBackend):
         weakref.finalize(owner, self.arena.allocator.free, address).atexit = False
         return owner
 
-    def allocate(self, like: torch.Tensor, pool: int, stream: int) -> torch.Tensor:
-        """A tensor with the shape, strides and dtype of the meta tensor `like`, in the pool's memory, poisoned."""
+    def keep_ledger(self) -> Ledger:
+        """From here on, a ledger is kept of what captures allocate; ValueError if it would come too late."""
+        if self.shapes_only or self.arena.allocator.reserved_bytes():
+            raise ValueError("a checker needs a host backend with data, and must be made before its first capture")
+        if self.ledger is None:
+            self.ledger = Ledger(self.arena)
+        return self.ledger
+
+    def allocate(self, like: torch.Tensor, pool: int, stream: int, tape: HostTape, operation: str) -> torch.Tensor:
+        """A tensor with the shape, strides and dtype of the meta tensor `like`, in the pool's memory, poisoned.
+
+        A kept ledger enters it as made by `operation` of the tape.
+        """
         nbytes = like.untyped_storage().nbytes()
         if nbytes == 0:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         owner = self.allocate_bytes(nbytes, pool, stream)
         owner.fill(POISON)
         flat = torch.frombuffer(owner, dtype=torch.uint8)
-        return flat.view(like.dtype).as_strided(like.shape, like.stride())
+        made = flat.view(like.dtype).as_strided(like.shape, like.stride())
+        if self.ledger is not None:
+            tape.entries.append(Claim(self.ledger, self.ledger.enter(owner, made, operation, tape.name)))
+        return made
 
     def scratch_used(self) -> Iterator[tuple[str, Scratch]]:
         """Each operation with scratch, on each of the shapes that were recorded, and that scratch."""
@@ -157,7 +179,10 @@ class HostBackend(CaptureBackend):
             return tensor
         window = self.arena.view_at(storage.data_ptr(), storage.nbytes())
         flat = torch.frombuffer(window, dtype=torch.uint8).view(tensor.dtype)
-        return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        weak = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if self.ledger is not None:
+            self.ledger.alias(window, weak, tensor)
+        return weak
 
     def live_bytes(self) -> int:
         """Always 0: a CPU keeps no workspace that a capture could allocate by accident."""
@@ -167,6 +192,10 @@ class HostBackend(CaptureBackend):
         """Bytes of the segments of `pool`, or of all pools."""
         allocator = self.arena.allocator
         return allocator.reserved_bytes() if pool is None else allocator.reserved_bytes(pool)
+
+    def empty_cache(self) -> None:
+        """Empties the arena's cache."""
+        self.arena.allocator.empty_cache()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""

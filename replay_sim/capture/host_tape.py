@@ -15,6 +15,7 @@ from replay_sim.capture.guard import check_operation
 
 if TYPE_CHECKING:
     from replay_sim.capture.host import HostBackend
+    from replay_sim.capture.ledger import Allocation, Ledger
 
 aten = torch.ops.aten
 
@@ -51,20 +52,33 @@ class Call:
                 target.copy_(value)
 
 
-class HostTape:
-    """Recorded operations in order."""
+@attrs.frozen
+class Claim:
+    """The place in a tape where an allocation was made: from there on its block is its own."""
 
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
+    ledger: Ledger
+    allocation: Allocation
+
+    def run(self) -> None:
+        """Enter the claim in the ledger."""
+        self.ledger.claim(self.allocation)
+
+
+class HostTape:
+    """Recorded operations in order, and claims between them where a ledger is kept; `name` is the graph's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: list[Call | Claim] = []
 
     def __len__(self) -> int:
-        return len(self.calls)
+        return sum(isinstance(entry, Call) for entry in self.entries)
 
     def replay(self) -> None:
         """Run all operations in order."""
         with torch.no_grad():
-            for call in self.calls:
-                call.run()
+            for entry in self.entries:
+                entry.run()
 
 
 class TapeRecorder(TorchDispatchMode):
@@ -76,7 +90,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def __init__(self, backend: HostBackend, pool: int, stream: int) -> None:
         super().__init__()
-        self.tape = HostTape()
+        self.tape = HostTape(backend.capture_name)
         self._backend, self._pool, self._stream = backend, pool, stream
 
     def __torch_dispatch__(
@@ -91,8 +105,12 @@ class TapeRecorder(TorchDispatchMode):
         if is_view(operation):
             return operation(*args, **kwargs)
         shapes = result_shapes(operation, args, kwargs)
+
+        def allocate(like: torch.Tensor) -> torch.Tensor:
+            return self._backend.allocate(like, self._pool, self._stream, self.tape, str(operation))
+
         if operation in ALLOCATE_ONLY:
-            return self._allocate(shapes)
+            return allocate(shapes)
         written = written_arguments(operation, args, kwargs)
         returns = operation._schema.returns
         fresh: list[torch.Tensor] = []
@@ -101,11 +119,11 @@ class TapeRecorder(TorchDispatchMode):
             if declared.alias_info is not None and declared.alias_info.is_write:
                 results.append(written.pop(0))
             else:
-                made = map_tensors(self._allocate, value)
+                made = map_tensors(allocate, value)
                 fresh.extend(tensors_in(made))
                 results.append(made)
         weak_ref = self._backend.weak_ref
-        self.tape.calls.append(
+        self.tape.entries.append(
             Call(
                 operation,
                 map_tensors(weak_ref, args),
@@ -116,9 +134,6 @@ class TapeRecorder(TorchDispatchMode):
         if not returns:
             return None
         return results[0] if len(returns) == 1 else tuple(results)
-
-    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
-        return self._backend.allocate(like, self._pool, self._stream)
 
 
 def _as_tuple(value: Any) -> tuple:

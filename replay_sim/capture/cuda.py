@@ -158,6 +158,10 @@ class CudaBackend(CaptureBackend):
         segments = torch.cuda.memory_snapshot()
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool.handle)
 
+    def empty_cache(self) -> None:
+        """Empties the caching allocator's cache."""
+        torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         """Waits for the device."""
         torch.cuda.synchronize(self.device)

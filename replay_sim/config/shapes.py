@@ -69,7 +69,14 @@ class DecoderShape:
                 f"cut {self.cut} must be from 0 to num_layers {self.num_layers} - 1",
             ),
             (self.window >= 1, f"window {self.window} must be at least 1"),
-            (self.rope_dim % 2 == 0, f"rope_dim {self.rope_dim} must be even"),
+            (
+                self.rope_dim >= 2 and self.rope_dim % 2 == 0,
+                f"rope_dim {self.rope_dim} must be even and at least 2",
+            ),
+            (
+                1 <= self.num_experts_per_tok <= self.num_experts,
+                f"num_experts_per_tok {self.num_experts_per_tok} must be from 1 to num_experts {self.num_experts}",
+            ),
             (
                 self.rope_dim <= self.head_dim,
                 f"rope_dim {self.rope_dim} must be at most head_dim {self.head_dim}",
@@ -91,6 +98,15 @@ class DecoderShape:
                 all(self.cut <= layer < self.num_layers for layer in self.late_aux_layers),
                 f"late_aux_layers {self.late_aux_layers} must lie from cut {self.cut} to num_layers - 1",
             ),
+        ]
+        checks += [
+            (getattr(self, name) >= 1, f"{name} {getattr(self, name)} must be at least 1")
+            for name in ("num_local_experts", "index_topk", "hc_mult", "num_weight_sets", "max_position")
+        ]
+        checks += [
+            (list(layers) == sorted(set(layers)), f"{name} {layers} must be ascending, each once")
+            for name in ("early_aux_layers", "late_aux_layers")
+            for layers in [getattr(self, name)]
         ]
         for holds, message in checks:
             if not holds:

@@ -93,6 +93,7 @@ class StepRunner:
         )
         self.sharing: SharingChoice = choose_sharing(has_early_aux=bool(shape.early_aux_layers), override=sharing)
         self.pool, self.stream = backend.make_pool(), backend.make_stream()
+        self.pools = [self.pool]
         self.replay_layers = self._make_replay_layers()
         self.replay_graphs = self._make_replay_graphs()
         self.replay_layers.graphs = self.replay_graphs
@@ -122,9 +123,11 @@ class StepRunner:
 
     def _make_replay_graphs(self) -> ReplayGraphs:
         sharing, backend = self.sharing.sharing, self.backend
+        if sharing is PoolSharing.OWN_POOL:
+            self.pools.append(backend.make_pool())
         return ReplayGraphs(
             backend=backend,
-            pool=backend.make_pool() if sharing is PoolSharing.OWN_POOL else self.pool,
+            pool=self.pools[-1],
             stream=backend.make_stream() if sharing is PoolSharing.OWN_STREAM else self.stream,
             buffers=self.replay_layers.inputs,
             run_layers=self.replay_layers.spec.run_layers,

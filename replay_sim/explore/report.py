@@ -149,10 +149,10 @@ def _reasons(job: Job) -> Table:
 
 def _executed(run: ExecutedRun) -> dict[str, Any]:
     report = run.report
-    header = ["Group", "Graphs", "Segments", "Operations", "Reserved MiB"]
+    header = ["Group", "Graphs", "Segments", "Operations", "Pool MiB"]
     rows = [
         [group.group, *(f"{n:,}" for n in (group.num_graphs, group.num_segments, group.num_operations))]
-        + [f"{group.reserved_bytes / MIB:,.1f}"]
+        + [f"{group.pool_bytes / MIB:,.1f}"]
         for group in report.groups
     ]
     if run.is_on_gpu:

@@ -57,9 +57,10 @@ def measure_pool(
 ) -> tuple[list[Point], str]:
     """Capture the config's plan once for each arrangement, order and use of outputs; points and a table.
 
-    Each in a fresh process. Reserved bytes are the growth of the caching allocator's reserved memory over each group's
-    whole capture; `driver_bytes` the growth of the driver's over both. With `histories`, a folder, every case's
-    allocation history is kept there. Raises RuntimeError with a process's last line if it fails.
+    Each in a fresh process. `reserved_bytes` is the growth of the graph pools' reserved memory over each group's whole
+    capture, `plain_bytes` that outside of pools, `driver_bytes` the growth of the driver's over both groups. With
+    `histories`, a folder, every case's allocation history is kept there. Raises RuntimeError with a process's last
+    line if it fails.
     """
     cases = [
         PoolCase(
@@ -125,7 +126,8 @@ def capture_once(case: PoolCase) -> list[Point]:
         {
             **about,
             "group": group.group,
-            "reserved_bytes": group.reserved_bytes,
+            "reserved_bytes": group.pool_bytes,
+            "plain_bytes": group.plain_bytes,
             "predicted_bytes": None,
             "num_graphs": group.num_graphs,
             "seconds": round(group.seconds, 3),

@@ -30,14 +30,19 @@ Progress = Callable[[Iterable, str], Iterable]
 
 @attrs.frozen
 class CaptureGroup:
-    """What one group of graphs, `model` or `replay`, took to capture; bytes are growth of reserved memory (O5)."""
+    """What one group of graphs, `model` or `replay`, took to capture.
+
+    Bytes are growth of reserved memory over the whole group (O5): in graph pools, and outside of them after emptying
+    the cache, so that a warm-up's activations do not count as graph memory.
+    """
 
     group: str
     num_graphs: int
     num_segments: int
     num_operations: int
     seconds: float
-    reserved_bytes: int
+    pool_bytes: int
+    plain_bytes: int
 
 
 @attrs.frozen
@@ -64,10 +69,10 @@ class RunReport:
     def markdown(self, limit: int | None = None) -> str:
         """Graphs by group, then the dispatch table, then one line that says what was done."""
         rows = [
-            (g.group, g.num_graphs, g.num_segments, f"{g.seconds:.2f}", f"{g.reserved_bytes / MIB:,.0f}")
+            (g.group, g.num_graphs, g.num_segments, f"{g.seconds:.2f}", f"{g.pool_bytes / MIB:,.0f}")
             for g in self.groups
         ]
-        groups = tabulate(rows, ("Group", "Graphs", "Segments", "Capture s", "Reserved MiB"), tablefmt="pipe")
+        groups = tabulate(rows, ("Group", "Graphs", "Segments", "Capture s", "Pool MiB"), tablefmt="pipe")
         buffers = (
             f"Static input buffers {self.static_buffer_bytes / MIB:,.1f} MiB, break buffers "
             f"{self.break_buffer_bytes / MIB:,.1f} MiB. Pool: {self.sharing.value}, {self.sharing_reason}."
@@ -151,12 +156,12 @@ def capture_groups(runner: StepRunner, progress: Progress = lambda items, _: ite
 
 def _measured(group: str, runner: StepRunner, work: Callable[[], None]) -> CaptureGroup:
     backend = runner.backend
-    backend.synchronize()
-    before = backend.reserved_bytes()
+    before = _reserved(runner)
     began = time.perf_counter()
     work()
     backend.synchronize()
     seconds = time.perf_counter() - began
+    after = _reserved(runner)
     graphs: list[BreakableGraph] = [*runner.model_graphs.values(), *runner.full_graphs.values()]
     if group == "replay":
         graphs = list(runner.replay_graphs.graphs)
@@ -166,8 +171,18 @@ def _measured(group: str, runner: StepRunner, work: Callable[[], None]) -> Captu
         num_segments=sum(len(graph.segments) for graph in graphs),
         num_operations=sum(graph.num_operations for graph in graphs),
         seconds=seconds,
-        reserved_bytes=backend.reserved_bytes() - before,
+        pool_bytes=after[0] - before[0],
+        plain_bytes=after[1] - before[1],
     )
+
+
+def _reserved(runner: StepRunner) -> tuple[int, int]:
+    """Reserved bytes in the runner's graph pools, and outside of them once the cache is empty."""
+    backend = runner.backend
+    backend.synchronize()
+    backend.empty_cache()
+    in_pools = sum(backend.reserved_bytes(pool) for pool in runner.pools)
+    return in_pools, backend.reserved_bytes() - in_pools
 
 
 def _make_runner(

@@ -112,7 +112,8 @@ def _run(request: MeasureRequest) -> tuple[list[Record], str]:
             "num_segments": group.num_segments,
             "num_operations": group.num_operations,
             "seconds": group.seconds,
-            "reserved_bytes": group.reserved_bytes,
+            "reserved_bytes": group.pool_bytes,
+            "plain_bytes": group.plain_bytes,
         }
         for group in report.groups
     ]

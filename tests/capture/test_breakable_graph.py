@@ -110,23 +110,23 @@ def test_two_breaks_in_a_row_leave_no_empty_segment_between_them(place):
 
 def test_breaks_read_the_live_value_at_replay(place):
     """C5."""
-    x = inputs(place)
-    graph = capture(layered(x, unit(place)), **place)
+    x, weight = inputs(place), unit(place)
+    graph = capture(layered(x, weight), **place)
     Scale.value = 3.0
     try:
         replayed = graph.replay()["y"].clone()
-        assert torch.equal(replayed, layered(x, unit(place))()["y"])
+        assert torch.equal(replayed, layered(x, weight)()["y"])
     finally:
         Scale.value = 1.0
 
 
 def test_a_full_capture_captures_the_breaks_as_they_are(place):
     """C1: in FULL mode nothing breaks out."""
-    x = inputs(place)
-    graph = capture(layered(x, unit(place)), breaks_are_captured=True, **place)
+    x, weight = inputs(place), unit(place)
+    graph = capture(layered(x, weight), breaks_are_captured=True, **place)
     assert graph.num_breaks == 0 and len(graph.segments) == 1
     x.copy_(inputs(place, seed=5))
-    assert torch.equal(graph.replay()["y"], layered(x, unit(place))()["y"])
+    assert torch.equal(graph.replay()["y"], layered(x, weight)()["y"])
 
 
 def test_results_are_poison_until_the_first_replay():

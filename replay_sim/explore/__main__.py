@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import click
-from nbclient.exceptions import CellExecutionError
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from replay_sim.explore.advice import advise
 from replay_sim.explore.files import write_whole
 from replay_sim.explore.job import run_job
-from replay_sim.explore.notebooks import execute, notebook_page, write_notebook
+from replay_sim.explore.notebooks import NotebookError, execute, notebook_page, write_notebook
 from replay_sim.explore.report import recommendation, write_report
 
 
@@ -40,10 +39,8 @@ def main(config: str, trace: str | None, out: Path, notebooks: Path, steps: int,
         executed = execute_notebooks(notebooks, out / "notebooks")
         links = {os.path.relpath(page, out / "report"): title for page, title in executed.items()}
         report = write_report(job, out / "report", notebooks=links)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotebookError) as error:
         sys.exit(f"replay_sim.explore: {error}")
-    except CellExecutionError as error:
-        sys.exit(f"replay_sim.explore: a notebook fails.\n{error}")
     click.echo(f"{recommendation(advise(job))}\n\nReport: {report}")
     click.echo(
         f"Planned {len(job.plan.replay_sizes)} replay graphs, simulated {job.simulation.steps:,} steps, ran {steps}, "
@@ -54,7 +51,7 @@ def main(config: str, trace: str | None, out: Path, notebooks: Path, steps: int,
 def execute_notebooks(source: Path, target: Path) -> dict[Path, str]:
     """Execute every notebook of `source` into `target`, each with a page; returns the pages and their titles.
 
-    Raises CellExecutionError for a notebook that fails.
+    Raises NotebookError for a notebook that fails.
     """
     pages: dict[Path, str] = {}
     for path in tqdm(sorted(source.glob("*.ipynb")), desc="notebooks", disable=None, leave=False):

@@ -15,6 +15,7 @@ import jinja2
 import nbformat
 import plotly.io
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 
 import replay_sim
@@ -29,10 +30,14 @@ THIS_MACHINE = "this-machine"
 TEMPLATES = Path(__file__).parent / "templates"
 
 
+class NotebookError(RuntimeError):
+    """A notebook with a cell that fails; the message names the file, the error and the cell's source."""
+
+
 def execute(path: Path) -> Any:
     """Run every cell of the notebook at `path` in its folder and return it, settled; the file stays as it was.
 
-    Raises nbclient's CellExecutionError for a cell that fails.
+    Raises NotebookError for a cell that fails.
     """
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
@@ -44,8 +49,16 @@ def execute(path: Path) -> Any:
         record_timing=False,
         extra_arguments=["--log-level=ERROR"],
     )
-    client.execute(env=_with_this_package(os.environ))
+    try:
+        client.execute(env=_with_this_package(os.environ))
+    except CellExecutionError as error:
+        source = next(cell.source for cell in notebook.cells if _has_failed(cell))
+        raise NotebookError(f"{path}: {error.ename}: {error.evalue}\nin the cell\n{source}") from error
     return settle(notebook)
+
+
+def _has_failed(cell: Any) -> bool:
+    return any(output.output_type == "error" for output in cell.get("outputs", ()))
 
 
 def settle(notebook: Any) -> Any:

@@ -37,7 +37,7 @@ CONTROLS = {
     "query_len_c": Control("prompt C (tokens)", 0, 40, 5),
     "num_decodes": Control("decodes (requests)", 0, 5, 1),
     "window": Control("window (rows)", 1, 24, TOUR_CONFIG.window),
-    "decoder_replay_trim_threshold": Control("trim threshold (padded tokens)", 2, 65, 16),
+    "decoder_replay_trim_threshold": Control("trim threshold (tokens)", 2, 65, 16),
 }
 
 
@@ -59,6 +59,7 @@ class TourExplorer:
         if self.message:
             raise ValueError(self.message)
         self.figure = go.FigureWidget(self._draw())
+        self.figure.layout.autosize = True  # as wide as the cell
         self.widget = self._assemble()
         for slider in self.sliders.values():
             slider.observe(self._on_change, "value")
@@ -164,7 +165,7 @@ class TourExplorer:
         run = widgets.Button(description="Run this step", tooltip="Capture the graphs, run, compare with eager")
         run.on_click(lambda _: self.run())
         grid = widgets.GridBox(
-            list(self.sliders.values()), layout=widgets.Layout(grid_template_columns="repeat(auto-fit, 430px)")
+            list(self.sliders.values()), layout=widgets.Layout(grid_template_columns="repeat(auto-fit, 380px)")
         )
         buttons = widgets.HBox([reset, run])
         return widgets.VBox([grid, buttons, self._refusal, self._sentence, self._result, self.figure])
@@ -199,8 +200,8 @@ def _slider(control: Control) -> widgets.IntSlider:
         min=control.least,
         max=control.most,
         description=control.label,
-        style={"description_width": "190px"},
-        layout=widgets.Layout(width="420px"),
+        style={"description_width": "170px"},
+        layout=widgets.Layout(width="370px"),
     )
 
 

@@ -5,11 +5,18 @@ import re
 
 import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from replay_sim.explore.files import write_whole
-from replay_sim.explore.notebooks import PLOTLY, WIDGET_VIEW, execute, notebook_page, settle, write_notebook
+from replay_sim.explore.notebooks import (
+    PLOTLY,
+    WIDGET_VIEW,
+    NotebookError,
+    execute,
+    notebook_page,
+    settle,
+    write_notebook,
+)
 
 FIGURE = {"data": [{"type": "bar", "x": [1], "y": ["</script><b>x</b>"]}], "layout": {"title": {"text": "a bar"}}}
 
@@ -37,9 +44,9 @@ def test_a_notebook_is_executed_in_its_folder_with_this_package(tmp_path) -> Non
     assert "execution" not in saved["cells"][0]["metadata"] and "version" not in saved["metadata"]["language_info"]
 
 
-def test_a_cell_that_fails_is_an_error(tmp_path) -> None:
-    with pytest.raises(CellExecutionError, match="half"):
-        execute(written(tmp_path, new_code_cell("assert False, 'half'")))
+def test_a_cell_that_fails_is_an_error_that_names_file_and_cell(tmp_path) -> None:
+    with pytest.raises(NotebookError, match=r"one.ipynb: AssertionError: half\nin the cell\nassert False, 'half'$"):
+        execute(written(tmp_path, new_code_cell("1"), new_code_cell("assert False, 'half'")))
 
 
 def test_settling_drops_widgets_and_keeps_the_still_picture_beside_them() -> None:

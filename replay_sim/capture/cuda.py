@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +28,21 @@ class CudaSegment:
         self.graph.replay()
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class CudaPool:
-    """A graph pool that stays alive, whatever becomes of its graphs: the allocator drops a pool with its last graph."""
+    """A graph pool that outlives its graphs: the allocator drops a pool with its last graph, so `keeper` is one more.
+
+    `retired` holds, by handle, the graphs of captures that CUDA invalidated and the keepers of their pools.
+    """
 
     handle: Any
     keeper: torch.cuda.CUDAGraph
+    retired: list[tuple[Any, torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]] = attrs.field(factory=list)
+
+    @property
+    def handles(self) -> set[tuple[int, int]]:
+        """The pool ids whose segments are this pool's."""
+        return {tuple(self.handle), *(tuple(handle) for handle, _, _ in self.retired)}
 
 
 class RawPointer:
@@ -62,6 +72,9 @@ class CudaBackend(CaptureBackend):
 
     def make_pool(self) -> CudaPool:
         """A new graph pool, kept alive by a graph that allocates nothing in it."""
+        return CudaPool(*self._kept_handle())
+
+    def _kept_handle(self) -> tuple[Any, torch.cuda.CUDAGraph]:
         handle = torch.cuda.graph_pool_handle()
         keeper = torch.cuda.CUDAGraph()
         outside = torch.zeros(1, device=self.device)
@@ -70,7 +83,7 @@ class CudaBackend(CaptureBackend):
             keeper.capture_begin(pool=handle, capture_error_mode="thread_local")
             outside.zero_()
             keeper.capture_end()
-        return CudaPool(handle, keeper)
+        return handle, keeper
 
     def make_stream(self) -> torch.cuda.Stream:
         """A new side stream."""
@@ -108,15 +121,31 @@ class CudaBackend(CaptureBackend):
             guard.__enter__()
 
     def _stop(self) -> torch.cuda.CUDAGraph:
-        if self._graph is None or self._guards is None:
+        if self._graph is None or self._guards is None or self._pool is None:
             raise CaptureError("no segment is being captured: end_segment needs a begin_segment before it")
-        graph, guards = self._graph, self._guards
-        self._graph = self._guards = None
+        graph, guards, pool = self._graph, self._guards, self._pool
+        self._graph = self._guards = self._pool = None
         for guard in reversed(guards):
             guard.__exit__(None, None, None)
-        with _no_empty_graph_warning():
-            graph.capture_end()
+        try:
+            with _no_empty_graph_warning():
+                graph.capture_end()
+        except RuntimeError:
+            self._retire(pool, graph)
+            raise
         return graph
+
+    def _retire(self, pool: CudaPool, graph: torch.cuda.CUDAGraph) -> None:
+        """Gives the pool a new handle after an invalidated capture into it.
+
+        torch 2.11 raises at the end of such a capture before its allocators have left the pool. The device's can be
+        made to leave; the one for pinned host memory cannot: it goes on asking the graph, which must stay alive, and
+        refuses the handle for ever.
+        """
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device.index, pool.handle)
+        pool.retired.append((pool.handle, pool.keeper, graph))
+        pool.handle, pool.keeper = self._kept_handle()
 
     def end_segment(self) -> CudaSegment | None:
         """Ends the segment and instantiates its graph; None when nothing was captured."""
@@ -130,13 +159,8 @@ class CudaBackend(CaptureBackend):
 
     def abort_segment(self) -> None:
         """Ends the stream's capture and drops what it holds; an error of the ended capture itself is not news."""
-        pool = self._pool
-        assert pool is not None
-        try:
+        with contextlib.suppress(RuntimeError):
             self._stop().reset()
-        except RuntimeError:
-            # The end of an invalidated capture raises before the allocator has left the pool.
-            torch._C._cuda_endAllocateToPool(self.device.index, pool.handle)
         torch.cuda.synchronize(self.device)
 
     def weak_ref(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,7 +180,7 @@ class CudaBackend(CaptureBackend):
         if pool is None:
             return torch.cuda.memory_reserved(self.device)
         segments = torch.cuda.memory_snapshot()
-        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool.handle)
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) in pool.handles)
 
     def empty_cache(self) -> None:
         """Empties the caching allocator's cache."""

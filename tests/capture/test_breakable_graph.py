@@ -20,7 +20,7 @@ def live_pool_bytes(backend, pool):
     if backend.name == "host":
         return backend.arena.allocator.allocated_bytes(pool)
     snapshot = torch.cuda.memory_snapshot()
-    return sum(s["allocated_size"] for s in snapshot if tuple(s["segment_pool_id"]) == tuple(pool.handle))
+    return sum(s["allocated_size"] for s in snapshot if tuple(s["segment_pool_id"]) in pool.handles)
 
 
 def capture(function, *, backend, pool, stream, **options):

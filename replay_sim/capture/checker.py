@@ -103,22 +103,34 @@ class Checker:
         """What was made inside a capture and is still held, by none of the graphs: a memoised workspace."""
         return self.ledger.kept()
 
-    def check_read(self, tensor: torch.Tensor, operation: str) -> None:
-        """Adds a finding if memory of `tensor` has been written by others since it was."""
+    def is_stale(self, tensor: torch.Tensor) -> bool:
+        """Whether a read of `tensor` now would not see what was written to it."""
+        return self._writer_over(tensor) is not None
+
+    def _writer_over(self, tensor: torch.Tensor) -> Allocation | None:
+        """Whose memory some of the tensor's is now; its own allocation if that was not written, or written again."""
         allocation = self.ledger.allocation_of(tensor)
         if allocation is None or tensor.numel() == 0:
-            return
+            return None
         last = self.ledger.last_claim(allocation)
         writer = self.ledger.intruder(tensor, allocation) if last else allocation
         if writer is None and _claim_of(tensor) not in (None, last):
-            writer = allocation
-        if writer is None:
+            return allocation
+        return writer
+
+    def check_read(self, tensor: torch.Tensor, operation: str) -> None:
+        """Adds a finding if memory of `tensor` has been written by others since it was."""
+        writer, allocation = self._writer_over(tensor), self.ledger.allocation_of(tensor)
+        if writer is None or allocation is None:
             return
-        reader = self.backend.running or EAGER
+        tape = self.backend.running
+        reader, source = (EAGER, calling_line()) if tape is None else (tape.name, tape.source)
         key = (allocation.serial, writer.serial, operation, reader)
         if key not in self._seen:
             self._seen.add(key)
-            self.findings.append(StaleRead(allocation, writer, operation, reader, calling_line(), never_run=not last))
+            self.findings.append(
+                StaleRead(allocation, writer, operation, reader, source, not self.ledger.last_claim(allocation))
+            )
 
 
 class _Watch(TorchDispatchMode):

@@ -34,7 +34,7 @@ class HostSegment:
 
     def replay(self) -> None:
         """Run the tape (C2)."""
-        self.backend.running = self.tape.name
+        self.backend.running = self.tape
         try:
             self.tape.replay()
         finally:
@@ -65,7 +65,7 @@ class HostBackend(CaptureBackend):
         self.shape_rules: dict[Any, ShapeRule] = {}
         self.kept: dict[tuple[Scratch, int], npt.NDArray[np.uint8]] = {}
         self.ledger: Ledger | None = None
-        self.running: str | None = None
+        self.running: HostTape | None = None
         self._pools = 0
         self._streams = 0
         self._current_stream = 0

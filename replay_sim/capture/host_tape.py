@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from replay_sim.capture.backend import CaptureError
 from replay_sim.capture.breakable_graph import map_tensors, tensors_in
 from replay_sim.capture.guard import check_operation
+from replay_sim.capture.source_line import SourceLine, calling_line
 
 if TYPE_CHECKING:
     from replay_sim.capture.host import HostBackend
@@ -37,12 +38,16 @@ def is_view(operation: Any) -> bool:
 
 @attrs.frozen
 class Call:
-    """One recorded operation; `results` are the tensors at fixed addresses that its fresh results go to."""
+    """One recorded operation; `results` are the tensors at fixed addresses that its fresh results go to.
+
+    `source` is the line that called it, where a ledger is kept.
+    """
 
     operation: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]
     results: tuple[torch.Tensor, ...]
+    source: SourceLine | None = None
 
     def run(self) -> None:
         """Run the operation on its recorded addresses."""
@@ -59,17 +64,26 @@ class Claim:
     ledger: Ledger
     allocation: Allocation
 
+    @property
+    def source(self) -> SourceLine | None:
+        """The line that made the allocation."""
+        return self.allocation.source
+
     def run(self) -> None:
         """Enter the claim in the ledger."""
         self.ledger.claim(self.allocation)
 
 
 class HostTape:
-    """Recorded operations in order, and claims between them where a ledger is kept; `name` is the graph's."""
+    """Recorded operations in order, and claims between them where a ledger is kept; `name` is the graph's.
+
+    `source` is the line that the operation of a replay under way comes from.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: list[Call | Claim] = []
+        self.source: SourceLine | None = None
 
     def __len__(self) -> int:
         return sum(isinstance(entry, Call) for entry in self.entries)
@@ -78,6 +92,7 @@ class HostTape:
         """Run all operations in order."""
         with torch.no_grad():
             for entry in self.entries:
+                self.source = entry.source
                 entry.run()
 
 
@@ -129,6 +144,7 @@ class TapeRecorder(TorchDispatchMode):
                 map_tensors(weak_ref, args),
                 map_tensors(weak_ref, kwargs),
                 tuple(weak_ref(tensor) for tensor in fresh),
+                calling_line() if self._backend.ledger is not None else None,
             )
         )
         if not returns:

@@ -15,6 +15,7 @@ _NOT_THE_USERS = (
     str(Path(__file__).parent),
     str(Path(linecache.__file__).parent / "contextlib.py"),
     str(Path(linecache.__file__).parent / "weakref.py"),
+    str(Path(linecache.__file__).parent / "importlib"),
     "<",
 )
 
@@ -45,12 +46,17 @@ def calling_line() -> SourceLine | None:
     return None
 
 
-def failing_line(traceback: TracebackType | None) -> SourceLine | None:
-    """The innermost line of an error's traceback that is neither PyTorch's nor this package's capture."""
-    found = None
+def failing_line(traceback: TracebackType | None, folder: Path | None = None) -> SourceLine | None:
+    """The innermost line of an error's traceback under `folder`, if there is one, and not of an installed package.
+
+    Else the innermost that is neither PyTorch's nor this package's capture; None if there is none.
+    """
+    own = outside = None
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename
         if not path.startswith(_NOT_THE_USERS):
-            found = SourceLine(path, traceback.tb_lineno)
+            outside = SourceLine(path, traceback.tb_lineno)
+            if folder is not None and Path(path).is_relative_to(folder) and "site-packages" not in path:
+                own = outside
         traceback = traceback.tb_next
-    return found
+    return own or outside

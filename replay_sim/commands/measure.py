@@ -21,6 +21,10 @@ SUITES = ("run", "pool", "movement")
     "--backend", type=click.Choice(("auto", "cuda", "host")), default="auto", show_default=True, help="Where it runs."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and workload.")
+@click.option(
+    "--arrangement", type=click.Choice(("shared", "own_stream", "own_pool")), help="pool: only this one, as it is used."
+)
+@click.option("--histories", metavar="DIR", help="pool: folder for the allocation history of every capture.")
 @click.option("--out", required=True, metavar="DIR", help="Folder that the records are written to.")
 def command(
     preset: str | None,
@@ -30,6 +34,8 @@ def command(
     shape: str | None,
     backend: str,
     seed: int,
+    arrangement: str | None,
+    histories: str | None,
     out: str,
 ) -> None:
     """Run the A/B on this machine's device and write records with their provenance.
@@ -46,6 +52,8 @@ def command(
         shape=shape,
         backend=backend,
         seed=seed,
+        arrangement=arrangement,
+        histories=None if histories is None else Path(histories),
         command="replay-sim " + shlex.join(sys.argv[1:]),
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):

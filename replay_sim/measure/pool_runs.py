@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tabulate import tabulate
 from replay_sim.capture.allocator_trace import write_trace
 from replay_sim.capture.torch_snapshot import from_torch_snapshot
 from replay_sim.config import SHAPES, load_config
+from replay_sim.decoder.pool_prediction import record_plan
 from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.records import Point
 from replay_sim.measure.run_steps import BLOCK_SIZE, capture_groups, make_backend
@@ -47,23 +48,17 @@ class PoolCase:
     history: str = ""
 
 
-def measure_pool(
-    config: str,
-    shape: str,
-    backend: str,
-    seed: int,
-    progress: Progress = lambda items, _: items,
-    histories: Path | None = None,
-) -> tuple[list[Point], str]:
-    """Capture the config's plan once for each arrangement, order and use of outputs; points and a table.
+def pool_cases(
+    config: str, shape: str, backend: str, seed: int, *, only: PoolSharing | None = None, histories: Path | None = None
+) -> tuple[PoolCase, ...]:
+    """The cases to measure: each arrangement largest first with outputs dropped and held, and smallest first.
 
-    Each in a fresh process. `reserved_bytes` is the growth of the graph pools' reserved memory over each group's whole
-    capture, `plain_bytes` that outside of pools, `driver_bytes` the growth of the driver's over both groups. With
-    `histories`, a folder, every case's allocation history is kept there. Raises RuntimeError with a process's last
-    line if it fails.
+    With `only`, that arrangement as it is used: largest first, outputs dropped. `histories` is the folder for them.
     """
-    cases = [
-        PoolCase(
+
+    def case(sharing: PoolSharing, order: str, outputs: str) -> PoolCase:
+        name = f"{shape}-{Path(config).stem}-{sharing.value}-{order}-{outputs}.jsonl.gz"
+        return PoolCase(
             config=config,
             shape=shape,
             backend=backend,
@@ -71,17 +66,46 @@ def measure_pool(
             arrangement=sharing.value,
             order=order,
             outputs=outputs,
-            history=str(histories / f"{shape}-{sharing.value}-{order}-{outputs}.jsonl.gz") if histories else "",
+            history=str(histories / name) if histories else "",
         )
-        for sharing in PoolSharing
+
+    if only is not None:
+        return (case(only, "largest_first", "dropped"),)
+    kinds = (("largest_first", "dropped"), ("largest_first", "held"), ("smallest_first", "dropped"))
+    return tuple(case(sharing, order, outputs) for sharing in PoolSharing for order, outputs in kinds)
+
+
+def measure_pool(cases: Sequence[PoolCase], progress: Progress = lambda items, _: items) -> tuple[list[Point], str]:
+    """Capture each case in a fresh process, and predict it from shapes; points and a table.
+
+     `reserved_bytes` is the growth of the graph pools' reserved memory over each group's whole
+    capture, `plain_bytes` that outside of pools, `driver_bytes` the growth of the driver's over both groups. Raises
+    RuntimeError with a process's last line if it fails.
+    """
+    predicted = {config: _predict(config, shape) for config, shape in {(case.config, case.shape) for case in cases}}
+    points: list[Point] = []
+    for case in progress(cases, "pool"):
+        for point in _in_fresh_process(case):
+            key = (case.arrangement, case.order, case.outputs, point["group"])
+            points.append(point | {"predicted_bytes": predicted[case.config][key]})
+    keys = ("plan", "arrangement", "order", "outputs", "group", "num_graphs")
+    rows = [[*(p[key] for key in keys), _mib(p["reserved_bytes"]), _mib(p["predicted_bytes"])] for p in points]
+    return points, tabulate(rows, (*keys, "measured MiB", "predicted MiB"), tablefmt="pipe")
+
+
+def _mib(nbytes: object) -> str:
+    return f"{int(nbytes) / MIB:,.1f}" if isinstance(nbytes, int) else "-"
+
+
+def _predict(config: str, shape: str) -> dict[tuple[str, str, str, object], int]:
+    """Pool bytes predicted from shapes, by arrangement, order, outputs and group."""
+    memory = record_plan(SHAPES[shape], make_plan(load_config(config)))
+    return {
+        (growth.arrangement.value, order, outputs, growth.group): growth.pool_bytes
         for order in ORDERS
         for outputs in OUTPUTS
-        if (order, outputs) != ("smallest_first", "held")
-    ]
-    points = [point for case in progress(cases, "pool") for point in _in_fresh_process(case)]
-    keys = ("arrangement", "order", "outputs", "group", "num_graphs")
-    rows = [[*(p[key] for key in keys), f"{int(p['reserved_bytes'] or 0) / MIB:,.0f}"] for p in points]
-    return points, tabulate(rows, (*keys, "reserved MiB"), tablefmt="pipe")
+        for growth in memory.predict(largest_first=order == ORDERS[0], hold_outputs=outputs == OUTPUTS[1])
+    }
 
 
 def _in_fresh_process(case: PoolCase) -> list[Point]:
@@ -104,7 +128,7 @@ def capture_once(case: PoolCase) -> list[Point]:
     backend = make_backend(case.backend)
     max_blocks = blocks_for(max(1, plan.largest_size), BLOCK_SIZE)
     runner = StepRunner(
-        attrs.evolve(SHAPES[case.shape], window=serving.window),
+        attrs.evolve(SHAPES[case.shape], window=serving.window, num_weight_sets=1),
         plan,
         backend,
         num_blocks=max_blocks,

@@ -9,10 +9,11 @@ import attrs
 
 from replay_sim.config import DEFAULT_PRESET, SHAPES, DecoderShape, ServingConfig, load_config
 from replay_sim.measure.environment import describe_environment
-from replay_sim.measure.pool_runs import measure_pool
+from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
+from replay_sim.replay.sharing import PoolSharing
 from replay_sim.workload.detect import read_trace
 from replay_sim.workload.generator import generate_requests
 from replay_sim.workload.profiles import load_profile
@@ -21,7 +22,10 @@ from replay_sim.workload.trace import TraceRequest
 
 @attrs.frozen(kw_only=True)
 class MeasureRequest:
-    """What `replay-sim measure` was asked: config, workload, steps, decoder shape, backend, seed, and the command."""
+    """What `replay-sim measure` was asked: config, workload, steps, decoder shape, backend, seed, and the command.
+
+    `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories.
+    """
 
     config: str | None
     trace: Path | None
@@ -30,6 +34,8 @@ class MeasureRequest:
     backend: str
     seed: int
     command: str
+    arrangement: str | None = None
+    histories: Path | None = None
 
     def serving(self) -> ServingConfig:
         """The serving config, the embedded default if none is named."""
@@ -142,7 +148,9 @@ def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
     """Reserved memory of each sharing arrangement and order, each in a fresh process (O5)."""
     subject = request.config or DEFAULT_PRESET
     shape = request.decoder_shape()
-    points, summary = measure_pool(subject, shape.name, request.backend, request.seed, progress_bar)
+    only = None if request.arrangement is None else PoolSharing(request.arrangement)
+    cases = pool_cases(subject, shape.name, request.backend, request.seed, only=only, histories=request.histories)
+    points, summary = measure_pool(cases, progress_bar)
     settings: dict[str, object] = {"subject": Path(subject).stem, "model": shape.name, "window": shape.window}
     return [_record(request, "pool", settings, points)], summary
 

@@ -39,10 +39,12 @@ def command(config: str, as_json: bool, shape: str, memory: bool, order: str, ho
         summary = plan_summary(serving, plan, SHAPES[shape])
         click.echo(json.dumps(summary) if as_json else _table(summary))
         return
+    from tqdm import tqdm
+
     from replay_sim.decoder.pool_prediction import record_plan
     from replay_sim.decoder.pool_report import chosen_pool_bytes, pool_summary, pool_table
 
-    recorded = record_plan(SHAPES[shape], plan)
+    recorded = record_plan(SHAPES[shape], plan, lambda sizes, kind: tqdm(sizes, kind, disable=None, leave=False))
     growths = recorded.predict(largest_first=order == "largest_first", hold_outputs=hold_outputs)
     predicted = chosen_pool_bytes(recorded, growths)
     summary = plan_summary(serving, plan, SHAPES[shape], predicted_pool_bytes=predicted)

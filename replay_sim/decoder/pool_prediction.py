@@ -63,6 +63,11 @@ class PlanMemory:
     sharing: SharingChoice
     seconds: float
 
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of both groups."""
+        return len(self.model_graphs) + len(self.full_graphs) + len(self.replay_graphs)
+
     def predict(self, *, largest_first: bool = True, hold_outputs: bool = False) -> tuple[PoolGrowth, ...]:
         """The growth by the model graphs and then by the replay graphs, in each arrangement (O1-O3).
 
@@ -155,7 +160,8 @@ def _capture_all(
         for size in progress(sizes, kind):
             yield size
             graph = captured[kind][size] if kind in captured else runner.replay_graphs.graphs[0]
-            addresses = [backend.arena.address_of(tensor.data_ptr()) for tensor in tensors_in(graph.outputs)]
+            storages = [tensor.untyped_storage() for tensor in tensors_in(graph.outputs)]
+            addresses = [backend.arena.address_of(storage.data_ptr()) for storage in storages]
             cut[kind].append(recorder.cut(graph.name, addresses))
             gc.freeze()
 

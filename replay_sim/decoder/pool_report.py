@@ -65,5 +65,6 @@ def pool_table(memory: PlanMemory, growths: tuple[PoolGrowth, ...]) -> str:
         f"buffers: inputs {memory.static_bytes / MIB:,.1f} MiB, break outputs {memory.break_bytes / MIB:,.1f} MiB",
         *(f"library: {name}, {nbytes / MIB:,.1f} MiB for each stream" for name, nbytes in memory.workspaces),
         *(f"scratch: {op}, {name}, at most {nbytes / MIB:,.2f} MiB" for op, name, nbytes in memory.scratch),
+        f"Recorded {memory.num_graphs} graphs by shapes in {memory.seconds:.1f} s; no tensor of them was made.",
     ]
     return "\n".join(lines)

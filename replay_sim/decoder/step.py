@@ -54,9 +54,9 @@ class StepRunner:
     `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4), and
     without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
     all three for study, the last two cost memory (O5).
-    The cache has one block more, which only dummy batches write. Nothing is captured until `capture_graphs`; every
-    step runs eagerly until then. Raises ValueError for a plan of another window than the shape's, and for sizes
-    that the cache does not hold (A5).
+    The cache has one block more, which only dummy batches write. Every step runs eagerly until
+    `capture_model_graphs` and `capture_replay_graphs` were called. Raises ValueError for a plan of another window than
+    the shape's, and for sizes that the cache does not hold (A5).
     """
 
     def __init__(

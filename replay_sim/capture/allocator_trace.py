@@ -1,8 +1,7 @@
 """Traces of allocations: a compact file format, and their replay through the caching allocator's model."""
 
-import gzip
 import json
-import zlib
+import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -198,12 +197,12 @@ def reserved_by_pool(segment_events: list[Event]) -> dict[PoolId, int]:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace as JSON lines, a header and one array an event; compressed if `path` ends with .gz."""
+    """Write a trace as JSON lines, a header and one array an event; compressed if `path` ends with .xz."""
     header = {"format": FORMAT, "version": VERSION, "segments": trace.segments}
     rows = ([_KIND_NAMES[type(event)], *attrs.astuple(event)] for event in trace.events)
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in (header, *rows))
     data = text.encode()
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    Path(path).write_bytes(lzma.compress(data) if str(path).endswith(".xz") else data)
 
 
 def read_trace(path: str | Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:
@@ -212,10 +211,10 @@ def read_trace(path: str | Path, max_bytes: int = MAX_BYTES, max_events: int = M
     Raises TraceError, with the file and the line, for anything else.
     """
     try:
-        with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as stream:
+        with lzma.open(path) if str(path).endswith(".xz") else open(path, "rb") as stream:
             data = stream.read(max_bytes + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a whole gzip file: {error}") from error
+    except (lzma.LZMAError, EOFError) as error:
+        raise TraceError(f"{path}: not a whole xz file: {error}") from error
     if len(data) > max_bytes:
         raise TraceError(f"{path}: more than max_bytes={max_bytes} bytes")
     lines = data.splitlines()

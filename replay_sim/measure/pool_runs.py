@@ -57,7 +57,7 @@ def pool_cases(
     """
 
     def case(sharing: PoolSharing, order: str, outputs: str) -> PoolCase:
-        name = f"{shape}-{Path(config).stem}-{sharing.value}-{order}-{outputs}.jsonl.gz"
+        name = f"{shape}-{Path(config).stem}-{sharing.value}-{order}-{outputs}.jsonl.xz"
         return PoolCase(
             config=config,
             shape=shape,

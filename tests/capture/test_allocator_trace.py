@@ -1,7 +1,7 @@
 """Allocation traces: the file format, the replay through the model."""
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -106,7 +106,7 @@ def test_a_capacity_bounds_the_replay() -> None:
         replay(TWO_GROUPS, capacity_bytes=40 * MIB)
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.xz"])
 def test_a_written_trace_reads_back_equal(tmp_path: Path, name: str) -> None:
     """O5."""
     trace = Trace(TWO_GROUPS.events, ((BASE, 30 * MIB), (BASE * 2, 2 * MIB)))
@@ -116,11 +116,11 @@ def test_a_written_trace_reads_back_equal(tmp_path: Path, name: str) -> None:
 
 def test_a_written_trace_is_one_readable_line_an_event_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     """O5."""
-    write_trace(TWO_GROUPS, tmp_path / "a.gz")
-    write_trace(TWO_GROUPS, tmp_path / "b.gz")
-    data = (tmp_path / "a.gz").read_bytes()
-    assert data == (tmp_path / "b.gz").read_bytes()
-    lines = gzip.decompress(data).decode().splitlines()
+    write_trace(TWO_GROUPS, tmp_path / "a.xz")
+    write_trace(TWO_GROUPS, tmp_path / "b.xz")
+    data = (tmp_path / "a.xz").read_bytes()
+    assert data == (tmp_path / "b.xz").read_bytes()
+    lines = lzma.decompress(data).decode().splitlines()
     assert len(lines) == 1 + len(TWO_GROUPS.events)
     assert json.loads(lines[0])["version"] == 1
     assert lines[1:4] == ['["retain",1]', '["alloc",0,31457280,1,1]', '["alloc",1,600,1,1]']
@@ -165,8 +165,8 @@ def test_a_file_that_is_no_trace_is_refused_with_the_place_and_the_reason(
 
 def test_a_reader_reads_no_more_than_it_is_allowed(tmp_path: Path) -> None:
     """O5: neither bytes, even if a small file unpacks to many, nor events."""
-    bomb = tmp_path / "trace.gz"
-    bomb.write_bytes(gzip.compress(b" " * (8 * MIB)))
+    bomb = tmp_path / "trace.xz"
+    bomb.write_bytes(lzma.compress(b" " * (8 * MIB)))
     assert bomb.stat().st_size < 20_000
     with pytest.raises(TraceError, match=r"more than max_bytes=1048576"):
         read_trace(bomb, max_bytes=MIB)
@@ -175,13 +175,13 @@ def test_a_reader_reads_no_more_than_it_is_allowed(tmp_path: Path) -> None:
         read_trace(bomb, max_events=17)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no gzip", lambda data: data[:15]])
-def test_a_damaged_gzip_file_is_refused(tmp_path: Path, damage) -> None:
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no xz", lambda data: data[:15]])
+def test_a_damaged_xz_file_is_refused(tmp_path: Path, damage) -> None:
     """O5."""
-    path = tmp_path / "trace.gz"
+    path = tmp_path / "trace.xz"
     write_trace(TWO_GROUPS, path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(TraceError, match="not a whole gzip file"):
+    with pytest.raises(TraceError, match="not a whole xz file"):
         read_trace(path)
 
 
@@ -202,7 +202,7 @@ EVENTS = st.lists(
 @given(events=EVENTS)
 def test_any_trace_survives_the_file(tmp_path_factory: pytest.TempPathFactory, events: list) -> None:
     """O5: whatever its mark names hold."""
-    path = tmp_path_factory.mktemp("traces") / "trace.gz"
+    path = tmp_path_factory.mktemp("traces") / "trace.xz"
     trace = Trace(tuple(events))
     write_trace(trace, path)
     assert read_trace(path) == trace

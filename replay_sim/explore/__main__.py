@@ -12,10 +12,10 @@ from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from replay_sim.explore.advice import advise
-from replay_sim.explore.files import write_whole
 from replay_sim.explore.job import run_job
 from replay_sim.explore.notebooks import NotebookError, execute, notebook_page, write_notebook
 from replay_sim.explore.report import recommendation, write_report
+from replay_sim.whole_file import write_whole
 
 
 @click.command()

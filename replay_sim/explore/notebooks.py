@@ -19,7 +19,7 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 
 import replay_sim
-from replay_sim.explore.files import write_whole
+from replay_sim.whole_file import write_whole
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

@@ -16,10 +16,10 @@ from replay_sim.batch.dispatch import HEADERS
 from replay_sim.explore.advice import Advice, advise
 from replay_sim.explore.figures_plan import staircase_figure
 from replay_sim.explore.figures_workload import dispatch_figure, replay_rows_figure
-from replay_sim.explore.files import write_whole
 from replay_sim.explore.job import ExecutedRun, Job
 from replay_sim.measure.environment import package_version
 from replay_sim.measure.records import REQUIRED_POINT_KEYS, Record, bundled_records
+from replay_sim.whole_file import write_whole
 
 MIB = 1 << 20
 MOST_ROWS = 20

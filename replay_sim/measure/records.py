@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+from replay_sim.whole_file import write_whole
 
 MAX_RECORD_BYTES = 16 << 20
 
@@ -78,16 +78,7 @@ def write_record(record: Record, path: Path) -> None:
     head = {field: value for field, value in attrs.asdict(record, recurse=False).items() if field != "points"}
     lines = ",\n".join("  " + json.dumps(point, allow_nan=False) for point in record.points)
     text = json.dumps(head, indent=1, allow_nan=False)[:-2] + ',\n "points": [\n' + lines + "\n ]\n}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:

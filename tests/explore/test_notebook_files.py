@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from replay_sim.explore.files import write_whole
 from replay_sim.explore.notebooks import (
     PLOTLY,
     WIDGET_VIEW,
@@ -69,12 +68,3 @@ def test_a_page_draws_its_figures_and_fetches_only_the_script_beside_it() -> Non
     assert "<title>A &lt;page&gt;</title>" in page
     assert "</script><b>x" not in page
     assert set(source.cells[1].outputs[0].data) == {PLOTLY}
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path) -> None:
-    path = tmp_path / "made" / "page.html"
-    write_whole(path, "first")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "second \ud800")
-    assert path.read_text() == "first"
-    assert [entry.name for entry in path.parent.iterdir()] == ["page.html"]

@@ -1,0 +1,38 @@
+"""Writing a file whole or not at all."""
+
+import os
+
+import pytest
+
+from replay_sim.whole_file import write_whole
+
+
+def refused(*_: object, **__: object) -> None:
+    raise OSError("the disk is full")
+
+
+def test_a_file_is_written_with_its_folder_and_can_be_read_by_others(tmp_path) -> None:
+    path = tmp_path / "made" / "page.html"
+    write_whole(path, "first\n")
+    assert path.read_text() == "first\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("failing", ["fdopen", "chmod", "replace"])
+def test_a_failure_at_any_point_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing: str) -> None:
+    path = tmp_path / "page.html"
+    write_whole(path, "first")
+    monkeypatch.setattr(os, failing, refused)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_whole(path, "second")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "first"
+
+
+def test_text_that_is_no_unicode_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
+    path = tmp_path / "page.html"
+    write_whole(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "second \ud800")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "first"

@@ -11,9 +11,13 @@ from typing import Any
 
 import attrs
 
+from replay_sim.config.errors import shown
+from replay_sim.config.json_file import JsonFileError, read_object
 from replay_sim.whole_file import write_whole
 
 MAX_RECORD_BYTES = 16 << 20
+ENVIRONMENT_KEYS = frozenset("gpu driver torch triton date replay_sim".split())
+"""What every record says about where it was measured; None where there is none, such as the gpu of a CPU."""
 
 REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     "movement": frozenset(
@@ -28,6 +32,16 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     "run": frozenset("step num_tokens padded_tokens mode replay_rows padded_rows replay_mode reason num_reqs".split()),
 }
 """Kinds of record and the keys that every point of the kind has."""
+
+FIELD_TYPES: dict[str, tuple[type, str]] = {
+    "kind": (str, "a string"),
+    "environment": (dict, "an object"),
+    "command": (str, "a string"),
+    "seed": (int, "an integer"),
+    "settings": (dict, "an object"),
+    "points": (list, "a list of objects"),
+}
+"""A record's fields as its file holds them, in their order."""
 
 Point = dict[str, str | int | float | bool | None]
 
@@ -53,55 +67,62 @@ class Record:
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in REQUIRED_POINT_KEYS:
-            raise RecordError(f"kind {self.kind!r} is not one of {sorted(REQUIRED_POINT_KEYS)}")
+            raise RecordError(f"kind: {shown(self.kind)} is not one of {', '.join(sorted(REQUIRED_POINT_KEYS))}")
+        missing = ENVIRONMENT_KEYS - self.environment.keys()
+        if missing:
+            raise RecordError(f"environment lacks {', '.join(sorted(missing))}")
+        for name, values in (("environment", self.environment), ("settings", self.settings)):
+            try:
+                json.dumps(values, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise RecordError(f"{name}: allowed are JSON values and finite numbers: {error}") from None
         for index, point in enumerate(self.points):
-            missing = REQUIRED_POINT_KEYS[self.kind] - point.keys()
-            if missing:
-                raise RecordError(f"point {index} of a {self.kind} record lacks {sorted(missing)}")
-            for key, value in point.items():
-                if not isinstance(value, str | int | float | bool | None):
-                    raise RecordError(f"point {index}: {key} is {value!r}, allowed are flat values")
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise RecordError(f"point {index}: {key} is {value}, allowed are finite numbers")
+            self._check_point(index, point)
+
+    def _check_point(self, index: int, point: Point) -> None:
+        missing = REQUIRED_POINT_KEYS[self.kind] - point.keys()
+        if missing:
+            raise RecordError(f"points: number {index} of a {self.kind} record lacks {', '.join(sorted(missing))}")
+        for key, value in point.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise RecordError(f"points: {key} of number {index} is {shown(value)}, allowed are flat values")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RecordError(f"points: {key} of number {index} is {value}, allowed are finite numbers")
 
     @property
     def provenance(self) -> str:
         """One line for captions: *measured on GPU, driver, torch, date*."""
         at = self.environment
-        device = at.get("gpu") or f"a CPU ({at.get('cpu')})"
-        driver = f", driver {at['driver']}" if at.get("driver") else ""
-        return f"measured on {device}{driver}, torch {at.get('torch')}, {at.get('date')}"
+        device = at["gpu"] or f"a CPU ({at.get('cpu')})"
+        driver = f", driver {at['driver']}" if at["driver"] else ""
+        return f"measured on {device}{driver}, torch {at['torch']}, {at['date']}"
 
 
 def write_record(record: Record, path: Path) -> None:
     """Write one record, a point a line, whole or not at all."""
-    head = {field: value for field, value in attrs.asdict(record, recurse=False).items() if field != "points"}
+    head = {field: getattr(record, field) for field in FIELD_TYPES if field != "points"}
     lines = ",\n".join("  " + json.dumps(point, allow_nan=False) for point in record.points)
     text = json.dumps(head, indent=1, allow_nan=False)[:-2] + ',\n "points": [\n' + lines + "\n ]\n}\n"
     write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:
-    """Read one record; RecordError naming the file for anything that is not one."""
-    if path.stat().st_size > MAX_RECORD_BYTES:
-        raise RecordError(f"{path}: {path.stat().st_size} bytes, at most {MAX_RECORD_BYTES} are read")
+    """Read one record; RecordError naming the file and the field for anything that is not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: not JSON: {error}") from error
-    names = [field.name for field in attrs.fields(Record)]
-    if not isinstance(data, dict) or sorted(data) != sorted(names):
-        raise RecordError(f"{path}: a record is an object with exactly the keys {', '.join(names)}")
-    types = {"kind": str, "environment": dict, "command": str, "seed": int, "settings": dict, "points": list}
-    for name, expected in types.items():
-        if not isinstance(data[name], expected) or isinstance(data[name], bool):
-            raise RecordError(f"{path}: {name} must be a {expected.__name__}")
-    if not all(isinstance(point, dict) for point in data["points"]):
-        raise RecordError(f"{path}: points must be objects")
-    try:
+        data = read_object(path, MAX_RECORD_BYTES)
+        unlike = data.keys() ^ FIELD_TYPES.keys()
+        if unlike:
+            field = shown(min(unlike))
+            raise RecordError(f"{field} is missing or unknown: a record has exactly {', '.join(FIELD_TYPES)}")
+        for name, (expected, meaning) in FIELD_TYPES.items():
+            if not isinstance(data[name], expected) or isinstance(data[name], bool):
+                raise RecordError(f"{name}: {shown(data[name])} is not allowed; it must be {meaning}")
+        for index, point in enumerate(data["points"]):
+            if not isinstance(point, dict):
+                raise RecordError(f"points: number {index} is {shown(point)}, allowed are objects")
         return Record(**data)
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
+    except (JsonFileError, RecordError) as error:
+        raise RecordError(f"{path}: {error}") from None
 
 
 def bundled_records(kind: str | None = None) -> Iterator[tuple[str, Record]]:

@@ -11,7 +11,14 @@ from replay_sim.explore.report import recommendation, render, write_report
 from replay_sim.measure.records import Record
 
 EVIL = "<img src=x onerror=alert(1)>"
-ENVIRONMENT = {"gpu": f"GPU {EVIL}", "driver": "570", "torch": "2.11", "date": "2026-01-02"}
+ENVIRONMENT = {
+    "gpu": f"GPU {EVIL}",
+    "driver": "570",
+    "torch": "2.11",
+    "triton": "3.6",
+    "date": "2026-01-02",
+    "replay_sim": "0.1.0",
+}
 POOL = Record(
     kind="pool",
     environment=ENVIRONMENT,

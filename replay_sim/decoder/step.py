@@ -82,19 +82,18 @@ class StepRunner:
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
-        largest = max(plan.max_num_batched_tokens, plan.largest_size)
+        self.replay_layers = self._make_replay_layers()
         self.contexts = StepContextBuilder(
-            max_rows=largest,
+            self.replay_layers.spec,
+            max_rows=max(plan.max_num_batched_tokens, plan.largest_size),
             max_num_seqs=plan.max_num_seqs,
             max_blocks=max_blocks,
             block_size=block_size,
-            window=shape.window,
             device=device,
         )
         self.sharing: SharingChoice = choose_sharing(has_early_aux=bool(shape.early_aux_layers), override=sharing)
         self.pool, self.stream = backend.make_pool(), backend.make_stream()
         self.pools = [self.pool]
-        self.replay_layers = self._make_replay_layers()
         self.replay_graphs = self._make_replay_graphs()
         self.replay_layers.graphs = self.replay_graphs
         self.model_graphs: dict[int, BreakableGraph] = {}

@@ -9,32 +9,34 @@ import torch
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
 from replay_sim.batch.metadata import BatchMetadataBuffers, BlockTables, ReplayMetadataBuffers
 from replay_sim.batch.request import Batch
-from replay_sim.decoder.layer import FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY, WINDOW_KEY
+from replay_sim.decoder.layer import WINDOW_KEY
 from replay_sim.replay.context import ForwardContext, ReplayBatch
+from replay_sim.replay.layers import ReplaySpec
 
 
 class StepContextBuilder:
-    """Owns the metadata buffers of one model and writes each step into them.
+    """Owns the metadata buffers of one model, whose replay layers are `spec`'s, and writes each step into them.
 
     `max_rows` bounds padded tokens, `max_num_seqs` requests, `max_blocks` blocks of one request.
     """
 
     def __init__(
         self,
+        spec: ReplaySpec,
         *,
         max_rows: int,
         max_num_seqs: int,
         max_blocks: int,
         block_size: int,
-        window: int,
         device: torch.device,
     ) -> None:
+        self.spec = spec
         self.batch = BatchMetadataBuffers(
             max_rows=max_rows,
             max_num_seqs=max_num_seqs,
             max_blocks=max_blocks,
             block_size=block_size,
-            window=window,
+            window=spec.window,
             device=device,
         )
         self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
@@ -54,7 +56,7 @@ class StepContextBuilder:
             mode=record.mode,
             num_tokens=record.num_tokens,
             padded_tokens=record.padded_tokens,
-            metadata={key: metadata for key in (WINDOW_KEY, FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY)},
+            metadata={key: metadata for key in (WINDOW_KEY, *self.spec.metadata_keys)},
             num_rows=self.batch.num_rows,
             replay_batch=replay_batch,
         )
@@ -68,7 +70,7 @@ class StepContextBuilder:
             mode=mode,
             num_tokens=rows,
             padded_tokens=padded_rows,
-            metadata={FIRST_REPLAY_WINDOW_KEY: first, REPLAY_WINDOW_KEY: rest},
+            metadata={key: first if key == self.spec.first_window_key else rest for key in self.spec.metadata_keys},
             num_rows=self.replay.num_rows,
             first_layer_kv_written=True,
         )

@@ -45,31 +45,45 @@ class RecordedTrace:
 
 
 def from_torch_snapshot(
-    snapshot: Mapping[str, Any], device: int | None = None, mark_names: Sequence[str] | None = None
+    snapshot: Mapping[str, Any], device: int | None = None, marks: Mapping[int, str] | None = None
 ) -> RecordedTrace:
     """Convert `torch.cuda.memory._snapshot()`, taken with the history on, for one device (O5).
 
-    Each earlier call of `_snapshot` within the history is a mark, named by `mark_names` in order (default
-    "snapshot 1" and so on); the end of the history is the mark "end". A free counts when it is completed, so
+    `marks` are names by `history_length` at the time; without them each earlier call of `_snapshot` within the history
+    is a mark, "snapshot 1" and so on. The end of the history is the mark "end". A free counts when it is completed, so
     `record_stream` needs no model. Runs of segment frees become one emptying of the cache, after the release
     of the private pools among them. The pool of an entry is its `pool_id`; older versions of torch do not
     record it, and then it is that of the segment at the address, or the default pool if that segment is gone.
 
-    Raises TraceError for a snapshot without history, with expandable segments, with names that do not match
-    its marks, or with several devices' histories and no `device`.
+    Raises TraceError for a snapshot without history, with expandable segments, with marks outside of it, or with
+    several devices' histories and no `device`.
     """
     entries = _history(snapshot, device)
     expandable = [entry["action"] for entry in entries if entry["action"] in EXPANDABLE_ACTIONS]
     if expandable:
         raise TraceError(f"the history has {expandable[0]} entries: expandable segments are not modelled")
-    found = sum(entry["action"] == "snapshot" for entry in entries)
-    names = [f"snapshot {number}" for number in range(1, found + 1)] if mark_names is None else mark_names
-    if len(names) != found:
-        raise TraceError(f"{len(names)} mark_names for a history with {found} snapshots before its end")
-    converter = _Converter(snapshot, entries, names)
-    for entry in entries:
+    if marks is None:
+        found = [position for position, entry in enumerate(entries) if entry["action"] == "snapshot"]
+        marks = {position: f"snapshot {number}" for number, position in enumerate(found, 1)}
+    outside = sorted(position for position in marks if not 0 <= position <= len(entries))
+    if outside:
+        raise TraceError(f"marks at {outside}: the history has {len(entries)} entries")
+    converter = _Converter(snapshot, entries)
+    for position, entry in enumerate(entries):
+        if position in marks:
+            converter.mark(marks[position])
         converter.add(entry)
+    if len(entries) in marks:
+        converter.mark(marks[len(entries)])
     return converter.finish()
+
+
+def history_length(snapshot: Mapping[str, Any], device: int | None = None) -> int:
+    """Entries of a snapshot's history: the place of a mark for what has happened so far.
+
+    Raises TraceError as `from_torch_snapshot` does.
+    """
+    return len(_history(snapshot, device))
 
 
 def _history(snapshot: Mapping[str, Any], device: int | None) -> Sequence[Mapping[str, Any]]:
@@ -87,13 +101,12 @@ def _history(snapshot: Mapping[str, Any], device: int | None) -> Sequence[Mappin
 class _Converter:
     """The state of a conversion, one entry at a time."""
 
-    def __init__(self, snapshot: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    def __init__(self, snapshot: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
         pointers = sorted({0} | {int(entry.get("stream") or 0) for entry in entries})
         self.streams = {pointer: number for number, pointer in enumerate(pointers)}
         last_placed = {entry["addr"]: i for i, entry in enumerate(entries) if entry["action"] == "segment_alloc"}
         owners = {s["address"]: tuple(s.get("segment_pool_id", DEFAULT_POOL)) for s in snapshot.get("segments", [])}
         self.pool_at_entry = {i: owners.get(address, DEFAULT_POOL) for address, i in last_placed.items()}
-        self.names = iter(names)
         self.pools: dict[tuple[int, ...], int] = {}
         self.retained: set[int] = set()
         self.events: list[TraceEvent] = []
@@ -111,22 +124,25 @@ class _Converter:
         action = entry["action"]
         if action == "segment_free":
             self._free_segment(entry)
-        elif action in ("segment_alloc", "alloc", "free_completed", "snapshot"):
+        elif action in ("segment_alloc", "alloc", "free_completed"):
             self._end_emptying()
             if action == "segment_alloc":
                 self._add_segment(entry)
             elif action == "alloc":
                 self._alloc(entry)
-            elif action == "free_completed":
-                self._free(entry)
             else:
-                self._mark(next(self.names))
+                self._free(entry)
         self.position += 1
+
+    def mark(self, name: str) -> None:
+        """Mark what has happened so far."""
+        self._end_emptying()
+        self.events.append(Mark(name))
+        self.marks.append(MarkState(name, reserved_by_pool(self.segment_events)))
 
     def finish(self) -> RecordedTrace:
         """The whole history."""
-        self._end_emptying()
-        self._mark(LAST_MARK)
+        self.mark(LAST_MARK)
         return RecordedTrace(
             Trace(tuple(self.events), tuple(self.placed)),
             tuple(self.marks),
@@ -190,7 +206,3 @@ class _Converter:
             self.skipped_frees += 1
         else:
             self.events.append(Free(number))
-
-    def _mark(self, name: str) -> None:
-        self.events.append(Mark(name))
-        self.marks.append(MarkState(name, reserved_by_pool(self.segment_events)))

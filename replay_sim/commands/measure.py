@@ -1,12 +1,15 @@
 """`replay-sim measure`: runs the real system on this machine's device and writes records."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+
+from replay_sim.config import SHAPES
 
 SUITES = ("run", "pool", "movement")
+PATHS = ("preset", "trace", "histories")
 
 
 @click.command("measure")
@@ -16,7 +19,9 @@ SUITES = ("run", "pool", "movement")
 )
 @click.option("--trace", metavar="FILE", help="Requests for the run.  [default: the bundled conversation profile]")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the run.")
-@click.option("--shape", metavar="NAME", help="Decoder shape.  [default: flash-rank on a GPU, tiny on a CPU]")
+@click.option(
+    "--shape", type=click.Choice(sorted(SHAPES)), help="Decoder shape.  [default: flash-rank on a GPU, tiny on a CPU]"
+)
 @click.option(
     "--backend", type=click.Choice(("auto", "cuda", "host")), default="auto", show_default=True, help="Where it runs."
 )
@@ -26,7 +31,9 @@ SUITES = ("run", "pool", "movement")
 )
 @click.option("--histories", metavar="DIR", help="pool: folder for the allocation history of every capture.")
 @click.option("--out", required=True, metavar="DIR", help="Folder that the records are written to.")
+@click.pass_context
 def command(
+    context: click.Context,
     preset: str | None,
     suite: tuple[str, ...],
     trace: str | None,
@@ -43,18 +50,38 @@ def command(
     run: STEPS steps of the config on the workload with real graphs. pool: reserved memory of each sharing arrangement,
     each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth.
     """
-    from replay_sim.measure.suites import MeasureRequest, run_suites
+    from replay_sim.measure.suites import make_request, run_suites
+    from replay_sim.replay.sharing import PoolSharing
 
-    request = MeasureRequest(
-        config=preset,
+    request = make_request(
+        command=remaking_command(context),
+        config_name=preset,
         trace=None if trace is None else Path(trace),
-        steps=steps,
-        shape=shape,
+        shape=None if shape is None else SHAPES[shape],
         backend=backend,
+        steps=steps,
         seed=seed,
-        arrangement=arrangement,
+        arrangement=None if arrangement is None else PoolSharing(arrangement),
         histories=None if histories is None else Path(histories),
-        command="replay-sim " + shlex.join(sys.argv[1:]),
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):
         click.echo(f"{summary}\nwrote {path}\n")
+
+
+def remaking_command(context: click.Context) -> str:
+    """The command that remakes the records on any machine: the options given, files by name, into `records`."""
+    words = ["replay-sim", "measure"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given = context.params[name]
+            for value in given if parameter.multiple else (given,):
+                words += [parameter.opts[0], _elsewhere(name, str(value))]
+    return shlex.join(words)
+
+
+def _elsewhere(option: str, value: str) -> str:
+    """An option's value without the folders of this machine."""
+    if option == "out":
+        return "records"
+    return (Path(value).name or value) if option in PATHS else value

@@ -8,6 +8,7 @@ import click
 from replay_sim.config import SHAPES, load_config
 from replay_sim.plan import make_plan
 from replay_sim.plan.summary import plan_summary
+from replay_sim.progress import progress_bar
 
 MIB = 1 << 20
 
@@ -39,12 +40,10 @@ def command(config: str, as_json: bool, shape: str, memory: bool, order: str, ho
         summary = plan_summary(serving, plan, SHAPES[shape])
         click.echo(json.dumps(summary) if as_json else _table(summary))
         return
-    from tqdm import tqdm
-
     from replay_sim.decoder.pool_prediction import record_plan
     from replay_sim.decoder.pool_report import chosen_pool_bytes, pool_summary, pool_table
 
-    recorded = record_plan(SHAPES[shape], plan, lambda sizes, kind: tqdm(sizes, kind, disable=None, leave=False))
+    recorded = record_plan(SHAPES[shape], plan, progress_bar)
     growths = recorded.predict(largest_first=order == "largest_first", hold_outputs=hold_outputs)
     predicted = chosen_pool_bytes(recorded, growths)
     summary = plan_summary(serving, plan, SHAPES[shape], predicted_pool_bytes=predicted)

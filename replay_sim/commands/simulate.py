@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from replay_sim.progress import progress_bar
 
+if TYPE_CHECKING:
     from replay_sim.plan.capture_plan import CapturePlan
     from replay_sim.workload.simulation import Simulation
-    from replay_sim.workload.trace import TraceRequest
 
 NO_TIMES = (
     "counted, not timed: the step time is unknown, so arrival times are ignored and every request waits from the start"
@@ -71,19 +70,22 @@ def command(
     from replay_sim.workload.scheduler import Scheduler
     from replay_sim.workload.settings import SchedulerSettings
     from replay_sim.workload.simulation import Simulation, planned_dispatch
+    from replay_sim.workload.source import open_workload
 
     began = time.perf_counter()
     if execute != "none" and (as_json or steps is None or acceptance_rate < 1 or prompt_logprobs_share):
-        raise ValueError("execute takes CONFIG, trace or profile, steps (required), seed and rows alone")
+        raise ValueError(
+            f"execute is {execute!r}: it needs steps, and takes none of json, acceptance-rate, prompt-logprobs-share"
+        )
     serving = load_config(config)
     plan = make_plan(serving)
-    workload, source = _workload(trace, profile, requests, seed)
+    workload, source = open_workload(trace, profile=profile, num_requests=requests, seed=seed)
     if execute != "none":
         from replay_sim.measure.run_steps import execute_steps, make_backend
 
         assert steps is not None
         report = execute_steps(
-            serving, tuple(workload), num_steps=steps, backend=make_backend(execute), seed=seed, progress=_progress
+            serving, tuple(workload), num_steps=steps, backend=make_backend(execute), seed=seed, progress=progress_bar
         )
         click.echo(f"Workload: {source}\n\n{report.markdown(rows)}")
         return
@@ -92,36 +94,13 @@ def command(
     )
     scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan))
     simulation = Simulation()
-    for _ in _progress(simulation.watch(itertools.islice(scheduler.steps(), steps)), "steps"):
+    for _ in progress_bar(simulation.watch(itertools.islice(scheduler.steps(), steps)), "steps"):
         pass
     if as_json:
         drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
         click.echo(json.dumps(_as_dict(simulation, plan, {"config": config, "workload": source} | drawn)))
     else:
         click.echo(_as_text(simulation, plan, source, rows, time.perf_counter() - began))
-
-
-def _progress(items: "Iterable[Any]", what: str) -> "Iterable[Any]":
-    """A progress bar on a terminal, silent elsewhere."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=what, disable=None, leave=False)
-
-
-def _workload(trace: str | None, profile: str | None, requests: int, seed: int) -> tuple["Iterable[TraceRequest]", str]:
-    """The requests and where they come from; ValueError for a bad file, an unknown profile, or both options."""
-    from replay_sim.workload.detect import read_trace
-    from replay_sim.workload.generator import generate_requests
-    from replay_sim.workload.profiles import load_profile
-
-    if trace is not None and profile is not None:
-        raise ValueError(f"profile is {profile!r} and trace is {trace!r}: only one of them may be given")
-    if trace is not None:
-        read = read_trace(trace)
-        return read, f"{len(read)} requests of {trace}"
-    chosen = load_profile(profile or "conversation")
-    source = f"{requests} requests drawn with seed {seed} from profile {chosen.name}, quantiles of {chosen.source}"
-    return generate_requests(chosen, requests, seed=seed), source
 
 
 def _as_dict(simulation: "Simulation", plan: "CapturePlan", about: dict[str, Any]) -> dict[str, Any]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
-from tqdm import tqdm
 
 from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig, load_config
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.run_steps import RunReport, execute_steps, make_backend
 from replay_sim.plan import CapturePlan, make_plan
 from replay_sim.plan.summary import plan_summary
-from replay_sim.workload.detect import read_trace
-from replay_sim.workload.generator import generate_requests
-from replay_sim.workload.profiles import load_profile
+from replay_sim.progress import progress_bar
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.simulation import Simulation, planned_dispatch
-from replay_sim.workload.trace import TraceRequest
-
-DEFAULT_PROFILE = "conversation"
+from replay_sim.workload.source import DEFAULT_REQUESTS, open_workload
 
 
 @attrs.frozen
@@ -64,7 +58,7 @@ def run_job(
     config_name: str,
     *,
     trace: str | Path | None = None,
-    num_requests: int = 1000,
+    num_requests: int = DEFAULT_REQUESTS,
     seed: int = 0,
     execute: str | None = None,
     num_steps: int = 50,
@@ -76,16 +70,17 @@ def run_job(
     """
     config = load_config(config_name)
     plan = make_plan(config)
-    requests, workload = _requests(trace, num_requests, seed)
+    opened, workload = open_workload(trace, num_requests=num_requests, seed=seed)
+    requests = tuple(opened)
+    backend = None if execute is None else make_backend(execute)
     settings = SchedulerSettings.from_config(config, seed=seed)
     simulation = Simulation()
     steps = Scheduler(requests, settings, dispatch=planned_dispatch(plan)).steps()
-    for _ in _progress(simulation.watch(steps), "simulate"):
+    for _ in progress_bar(simulation.watch(steps), "simulate"):
         pass
     executed = None
-    if execute is not None:
-        backend = make_backend(execute)
-        report = execute_steps(config, requests, num_steps=num_steps, backend=backend, seed=seed, progress=_progress)
+    if backend is not None:
+        report = execute_steps(config, requests, num_steps=num_steps, backend=backend, seed=seed, progress=progress_bar)
         executed = ExecutedRun(report, describe_environment(backend.device))
     return Job(
         config_name,
@@ -97,21 +92,3 @@ def run_job(
         simulation,
         executed,
     )
-
-
-def _requests(trace: str | Path | None, count: int, seed: int) -> tuple[tuple[TraceRequest, ...], str]:
-    """The requests and where they come from."""
-    if trace is not None:
-        read = read_trace(trace)
-        return read, f"{len(read):,} requests of {trace}"
-    profile = load_profile(DEFAULT_PROFILE)
-    drawn = tuple(generate_requests(profile, count, seed=seed))
-    return (
-        drawn,
-        f"{count:,} requests drawn with seed {seed} from profile {profile.name}, quantiles of {profile.source}",
-    )
-
-
-def _progress(items: Iterable[Any], what: str) -> Iterable[Any]:
-    """A progress bar on a terminal, silent elsewhere."""
-    return tqdm(items, desc=what, disable=None, leave=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,22 @@ import torch
 from tabulate import tabulate
 
 from replay_sim.capture.allocator_trace import write_trace
-from replay_sim.capture.torch_snapshot import from_torch_snapshot
+from replay_sim.capture.torch_snapshot import from_torch_snapshot, history_length
 from replay_sim.config import SHAPES, load_config
 from replay_sim.decoder.pool_prediction import record_plan
 from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.records import Point
-from replay_sim.measure.run_steps import BLOCK_SIZE, capture_groups, make_backend
+from replay_sim.measure.run_steps import capture_groups, make_backend
 from replay_sim.plan.capture_plan import make_plan
+from replay_sim.progress import Progress, no_progress
 from replay_sim.replay.sharing import PoolSharing
-from replay_sim.workload.kv_blocks import blocks_for
+from replay_sim.whole_file import write_whole
+from replay_sim.workload.kv_blocks import BLOCK_SIZE, blocks_for
 
 MIB = 1 << 20
 ORDERS = ("largest_first", "smallest_first")
 OUTPUTS = ("dropped", "held")
-
-Progress = Callable[[Iterable, str], Iterable]
+HISTORY_SUFFIX = ".jsonl.xz"
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +58,7 @@ def pool_cases(
     """
 
     def case(sharing: PoolSharing, order: str, outputs: str) -> PoolCase:
-        name = f"{shape}-{Path(config).stem}-{sharing.value}-{order}-{outputs}.jsonl.xz"
+        name = f"{shape}-{Path(config).stem}-{sharing.value}-{order}-{outputs}{HISTORY_SUFFIX}"
         return PoolCase(
             config=config,
             shape=shape,
@@ -75,19 +76,19 @@ def pool_cases(
     return tuple(case(sharing, order, outputs) for sharing in PoolSharing for order, outputs in kinds)
 
 
-def measure_pool(cases: Sequence[PoolCase], progress: Progress = lambda items, _: items) -> tuple[list[Point], str]:
+def measure_pool(cases: Sequence[PoolCase], progress: Progress = no_progress) -> tuple[list[Point], str]:
     """Capture each case in a fresh process, and predict it from shapes; points and a table.
 
-     `reserved_bytes` is the growth of the graph pools' reserved memory over each group's whole
-    capture, `plain_bytes` that outside of pools, `driver_bytes` the growth of the driver's over both groups. Raises
-    RuntimeError with a process's last line if it fails.
+    `reserved_bytes` is the growth of the graph pools' reserved memory over each group's whole capture, `plain_bytes`
+    that outside of pools, `driver_bytes` the growth of the driver's over both groups. Raises RuntimeError with a
+    process's last line if it fails.
     """
-    predicted = {config: _predict(config, shape) for config, shape in {(case.config, case.shape) for case in cases}}
+    predicted = {plan: _predict(*plan) for plan in {(case.config, case.shape) for case in cases}}
     points: list[Point] = []
     for case in progress(cases, "pool"):
         for point in _in_fresh_process(case):
             key = (case.arrangement, case.order, case.outputs, point["group"])
-            points.append(point | {"predicted_bytes": predicted[case.config][key]})
+            points.append(point | {"predicted_bytes": predicted[case.config, case.shape][key]})
     keys = ("plan", "arrangement", "order", "outputs", "group", "num_graphs")
     rows = [[*(p[key] for key in keys), _mib(p["reserved_bytes"]), _mib(p["predicted_bytes"])] for p in points]
     return points, tabulate(rows, (*keys, "measured MiB", "predicted MiB"), tablefmt="pipe")
@@ -141,11 +142,16 @@ def capture_once(case: PoolCase) -> list[Point]:
     )
     history = _History() if case.history else None
     driver = _driver_used()
-    groups = capture_groups(runner, history.marked if history else lambda items, _: items)
+    groups = capture_groups(runner, history.marked if history else no_progress)
     driver = _driver_used() - driver
     if history:
         history.write(Path(case.history))
-    about = {"arrangement": case.arrangement, "order": case.order, "outputs": case.outputs, "plan": case.config}
+    about = {
+        "arrangement": case.arrangement,
+        "order": case.order,
+        "outputs": case.outputs,
+        "plan": Path(case.config).stem,
+    }
     return [
         {
             **about,
@@ -162,30 +168,31 @@ def capture_once(case: PoolCase) -> list[Point]:
 
 
 class _History:
-    """Records the caching allocator's history, with a mark after every capture."""
+    """Records the caching allocator's history, with a mark after every capture.
+
+    A mark is a place in the history, so that snapshots taken to weigh pools are no marks.
+    """
 
     def __init__(self) -> None:
         torch.cuda.memory._record_memory_history(context=None, stacks="python")
-        self._marks: list[str] = []
+        self._marks: dict[int, str] = {}
 
     def marked(self, sizes: Iterable[int], what: str) -> Iterator[int]:
         """Passes sizes through and marks the history after each was captured."""
         for size in sizes:
             yield size
-            torch.cuda.memory_snapshot()  # leaves an entry in the history
-            self._marks.append(f"{what} {size}")
+            self._marks[history_length(torch.cuda.memory._snapshot())] = f"{what} {size}"
 
     def write(self, path: Path) -> None:
-        """Writes the history, and the measured reserved bytes at its marks beside it."""
-        snapshot = torch.cuda.memory._snapshot()
-        recorded = from_torch_snapshot(snapshot, mark_names=self._marks)
+        """Writes the history to `path`, NAME.jsonl.xz, and the measured reserved bytes at its marks beside it."""
+        recorded = from_torch_snapshot(torch.cuda.memory._snapshot(), marks=self._marks)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_trace(recorded.trace, path)
         measured: list[dict[str, Any]] = [
             {"mark": mark.name, "reserved": {str(pool): size for pool, size in mark.reserved.items()}}
             for mark in recorded.marks
         ]
-        path.with_suffix(".marks.json").write_text(json.dumps(measured), encoding="utf-8")
+        write_whole(path.with_name(path.name.removesuffix(HISTORY_SUFFIX) + ".marks.json"), json.dumps(measured))
 
 
 def _driver_used() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -15,17 +15,16 @@ from replay_sim.capture import BreakableGraph, CaptureBackend
 from replay_sim.config import FLASH_RANK, TINY, DecoderShape, ServingConfig
 from replay_sim.decoder.step import StepRunner
 from replay_sim.plan.capture_plan import CapturePlan, make_plan
+from replay_sim.progress import Progress, no_progress
 from replay_sim.replay.sharing import PoolSharing
-from replay_sim.workload.kv_blocks import blocks_for
+from replay_sim.workload.kv_blocks import BLOCK_SIZE, blocks_for
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.token_ids import token_ids
 from replay_sim.workload.trace import TraceRequest
 
 MIB = 1 << 20
-BLOCK_SIZE = 64
-
-Progress = Callable[[Iterable, str], Iterable]
+BACKENDS = ("auto", "cuda", "host")
 
 
 @attrs.frozen
@@ -85,10 +84,16 @@ class RunReport:
 
 
 def make_backend(name: str) -> CaptureBackend:
-    """The capture backend `host`, `cuda`, or `auto`: cuda where there is a device."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "host"
-    if name == "cuda":
+    """The capture backend `host`, `cuda`, or `auto`: cuda where there is a device.
+
+    Raises ValueError for another name, and for cuda where there is none.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend is {name!r}: it must be one of {', '.join(BACKENDS)}")
+    has_device = torch.cuda.is_available()
+    if name == "cuda" and not has_device:
+        raise ValueError("backend is 'cuda' and no CUDA device is available: it must be auto or host here")
+    if has_device and name != "host":
         from replay_sim.capture.cuda import CudaBackend
 
         return CudaBackend()
@@ -111,7 +116,7 @@ def execute_steps(
     shape: DecoderShape | None = None,
     seed: int = 0,
     sharing: PoolSharing | None = None,
-    progress: Progress = lambda items, _: items,
+    progress: Progress = no_progress,
 ) -> RunReport:
     """Capture the config's graphs, then schedule `requests` and run the first `num_steps` steps.
 
@@ -147,7 +152,7 @@ def execute_steps(
     )
 
 
-def capture_groups(runner: StepRunner, progress: Progress = lambda items, _: items) -> tuple[CaptureGroup, ...]:
+def capture_groups(runner: StepRunner, progress: Progress = no_progress) -> tuple[CaptureGroup, ...]:
     """Capture the runner's model graphs and then its replay graphs, each timed and weighed as a whole (O5)."""
     model = _measured("model", runner, lambda: runner.capture_model_graphs(progress))
     replay = _measured("replay", runner, lambda: runner.capture_replay_graphs(progress))

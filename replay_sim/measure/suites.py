@@ -7,55 +7,81 @@ from pathlib import Path
 
 import attrs
 
-from replay_sim.config import DEFAULT_PRESET, SHAPES, DecoderShape, ServingConfig, load_config
+from replay_sim.capture import CaptureBackend
+from replay_sim.config import DEFAULT_PRESET, DecoderShape, ServingConfig, load_config
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
+from replay_sim.plan import make_plan
+from replay_sim.progress import progress_bar
 from replay_sim.replay.sharing import PoolSharing
-from replay_sim.workload.detect import read_trace
-from replay_sim.workload.generator import generate_requests
-from replay_sim.workload.profiles import load_profile
+from replay_sim.workload.source import open_workload
 from replay_sim.workload.trace import TraceRequest
 
 
 @attrs.frozen(kw_only=True)
 class MeasureRequest:
-    """What `replay-sim measure` was asked: config, workload, steps, decoder shape, backend, seed, and the command.
+    """What is to be measured, on which backend, and the command that asks for it.
 
+    `config_name` is the preset or file that `config` came from, `workload` says where `requests` come from.
     `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories.
     """
 
-    config: str | None
-    trace: Path | None
+    config_name: str
+    config: ServingConfig
+    shape: DecoderShape
+    backend: CaptureBackend
+    requests: tuple[TraceRequest, ...]
+    workload: str
     steps: int
-    shape: str | None
-    backend: str
     seed: int
     command: str
-    arrangement: str | None = None
+    arrangement: PoolSharing | None = None
     histories: Path | None = None
 
-    def serving(self) -> ServingConfig:
-        """The serving config, the embedded default if none is named."""
-        return load_config(self.config or DEFAULT_PRESET)
+    @property
+    def subject(self) -> str:
+        """The config's name in records: the preset, or the file without its folder."""
+        return Path(self.config_name).stem
 
-    def decoder_shape(self) -> DecoderShape:
-        """The decoder shape with the config's window; ValueError for an unknown name."""
-        window = self.serving().window
-        if self.shape is None:
-            return default_shape(make_backend(self.backend), window)
-        if self.shape not in SHAPES:
-            raise ValueError(f"shape {self.shape!r} is not one of {', '.join(sorted(SHAPES))}")
-        return attrs.evolve(SHAPES[self.shape], window=window)
 
-    def requests(self) -> tuple[tuple[TraceRequest, ...], str]:
-        """The workload of the run and its name."""
-        if self.trace is not None:
-            return read_trace(self.trace), self.trace.name
-        profile = load_profile("conversation")
-        return tuple(generate_requests(profile, 1000, seed=self.seed)), f"profile {profile.name}, {profile.source}"
+def make_request(
+    *,
+    command: str,
+    config_name: str | None = None,
+    trace: Path | None = None,
+    shape: DecoderShape | None = None,
+    backend: str = "auto",
+    steps: int = 50,
+    seed: int = 0,
+    arrangement: PoolSharing | None = None,
+    histories: Path | None = None,
+) -> MeasureRequest:
+    """Read and check what was asked for before anything runs.
+
+    The defaults are the embedded config, requests drawn from the bundled profile, and the backend's decoder. Raises
+    ValueError for bad input of any kind.
+    """
+    config_name = config_name or DEFAULT_PRESET
+    config = load_config(config_name)
+    make_plan(config)
+    requests, workload = open_workload(trace, seed=seed)
+    made = make_backend(backend)
+    return MeasureRequest(
+        config_name=config_name,
+        config=config,
+        shape=attrs.evolve(shape, window=config.window) if shape else default_shape(made, config.window),
+        backend=made,
+        requests=tuple(requests),
+        workload=workload,
+        steps=steps,
+        seed=seed,
+        command=command,
+        arrangement=arrangement,
+        histories=histories,
+    )
 
 
 Suite = Callable[[MeasureRequest], tuple[list[Record], str]]
@@ -64,9 +90,11 @@ Suite = Callable[[MeasureRequest], tuple[list[Record], str]]
 def run_suites(names: Iterable[str], request: MeasureRequest, out: Path) -> Iterator[tuple[Path, str]]:
     """Run the named suites, write each record into `out`, and yield its path and a summary in markdown.
 
-    A record's name is its kind, its suite's subject and the device. Raises ValueError for what cannot be run.
+    A record's name is its kind, its suite's subject and the device. Raises ValueError for what cannot be run, and
+    OSError before anything runs where `out` cannot be made.
     """
-    for name in names:
+    out.mkdir(parents=True, exist_ok=True)
+    for name in dict.fromkeys(names):
         records, summary = SUITES[name](request)
         for index, record in enumerate(records):
             device = str(record.environment["gpu"] or "cpu").lower().replace(" ", "-")
@@ -78,7 +106,7 @@ def run_suites(names: Iterable[str], request: MeasureRequest, out: Path) -> Iter
 def _record(request: MeasureRequest, kind: str, settings: dict[str, object], points: list[Point]) -> Record:
     return Record(
         kind=kind,
-        environment=describe_environment(make_backend(request.backend).device),
+        environment=describe_environment(request.backend.device),
         command=request.command,
         seed=request.seed,
         settings=settings,
@@ -86,25 +114,24 @@ def _record(request: MeasureRequest, kind: str, settings: dict[str, object], poi
     )
 
 
+def _plan_settings(request: MeasureRequest) -> dict[str, object]:
+    """What the records of one config's graphs share."""
+    return {"subject": request.subject, "model": request.shape.name, "window": request.shape.window}
+
+
 def _run(request: MeasureRequest) -> tuple[list[Record], str]:
     """STEPS steps of the config on the workload: a `run` record, and a `capture` record of its graphs."""
-    requests, source = request.requests()
-    shape = request.decoder_shape()
     report = execute_steps(
-        request.serving(),
-        requests,
+        request.config,
+        request.requests,
         num_steps=request.steps,
-        backend=make_backend(request.backend),
-        shape=shape,
+        backend=request.backend,
+        shape=request.shape,
         seed=request.seed,
         progress=progress_bar,
     )
-    subject = request.config or DEFAULT_PRESET
-    settings: dict[str, object] = {
-        "subject": Path(subject).stem,
-        "model": shape.name,
-        "window": shape.window,
-        "workload": source,
+    settings = _plan_settings(request) | {
+        "workload": request.workload,
         "sharing": report.sharing.value,
         "static_buffer_bytes": report.static_buffer_bytes,
         "break_buffer_bytes": report.break_buffer_bytes,
@@ -112,12 +139,12 @@ def _run(request: MeasureRequest) -> tuple[list[Record], str]:
     run = _record(request, "run", settings, _run_points(report))
     groups: list[Point] = [
         {
-            "plan": subject,
+            "plan": request.subject,
             "group": group.group,
             "num_graphs": group.num_graphs,
             "num_segments": group.num_segments,
             "num_operations": group.num_operations,
-            "seconds": group.seconds,
+            "seconds": round(group.seconds, 3),
             "reserved_bytes": group.pool_bytes,
             "plain_bytes": group.plain_bytes,
         }
@@ -146,27 +173,22 @@ def _run_points(report: RunReport) -> list[Point]:
 
 def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
     """Reserved memory of each sharing arrangement and order, each in a fresh process (O5)."""
-    subject = request.config or DEFAULT_PRESET
-    shape = request.decoder_shape()
-    only = None if request.arrangement is None else PoolSharing(request.arrangement)
-    cases = pool_cases(subject, shape.name, request.backend, request.seed, only=only, histories=request.histories)
+    cases = pool_cases(
+        request.config_name,
+        request.shape.name,
+        request.backend.name,
+        request.seed,
+        only=request.arrangement,
+        histories=request.histories,
+    )
     points, summary = measure_pool(cases, progress_bar)
-    settings: dict[str, object] = {"subject": Path(subject).stem, "model": shape.name, "window": shape.window}
-    return [_record(request, "pool", settings, points)], summary
+    return [_record(request, "pool", _plan_settings(request), points)], summary
 
 
 def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
     """Gather and scatter of rows, an operation a tensor, against the copy bandwidth of the same run."""
-    shape = request.decoder_shape()
-    points, settings, summary = measure_movement(shape, make_backend(request.backend), request.seed)
-    return [_record(request, "movement", {"subject": shape.name, **settings}, points)], summary
-
-
-def progress_bar(items: Iterable, what: str) -> Iterable:
-    """A tqdm bar on a terminal, silent elsewhere."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=what, disable=None, leave=False)
+    points, settings, summary = measure_movement(request.shape, request.backend, request.seed)
+    return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary
 
 
 SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement}

@@ -19,7 +19,7 @@ from replay_sim.capture.allocator_trace import (
     replay,
 )
 from replay_sim.capture.caching_allocator import CachingAllocator, Event
-from replay_sim.capture.torch_snapshot import from_torch_snapshot
+from replay_sim.capture.torch_snapshot import from_torch_snapshot, history_length
 
 MIB = 1 << 20
 DEFAULT, GRAPHS = (0, 0), (0, 7)
@@ -60,7 +60,7 @@ def hand_made(pools: bool) -> dict:
 @pytest.mark.parametrize("pools", [True, False])
 def test_a_hand_made_snapshot_converts_with_its_pools_recorded_or_looked_up_by_address(pools: bool) -> None:
     """O5: frees count when completed; memory from before the recording is left out."""
-    recorded = from_torch_snapshot(hand_made(pools), mark_names=["captured"])
+    recorded = from_torch_snapshot(hand_made(pools), marks={8: "captured"})
     assert recorded.trace.events == (
         Retain(1),
         Alloc(0, 4 * MIB, 1, 1),
@@ -90,6 +90,39 @@ def test_the_model_reproduces_the_hand_made_history(pools: bool) -> None:
     assert result.marks == recorded.marks
     assert result.segment_events == recorded.segment_events
     assert [mark.name for mark in recorded.marks] == ["snapshot 1", "end"]
+
+
+def test_marks_lie_where_they_were_set_whatever_snapshots_others_took() -> None:
+    """O5: a pool is weighed by snapshots too, and those are no marks."""
+    snapshot = hand_made(True)
+    entries = snapshot["device_traces"][1]
+    for position in (0, 5, 5, len(entries) + 3):
+        entries.insert(position, entry("snapshot"))
+    names = {10: "first large", 12: "captured", len(entries): "at the end"}
+    recorded = from_torch_snapshot(snapshot, marks=names)
+    assert recorded.marks == (
+        MarkState("first large", {1: 20 * MIB, None: 2 * MIB}),
+        MarkState("captured", {1: 20 * MIB, None: 2 * MIB}),
+        MarkState("at the end", {1: 20 * MIB}),
+        MarkState("end", {1: 20 * MIB}),
+    )
+    events = recorded.trace.events
+    assert events.index(Mark("first large")) < events.index(Free(0)) < events.index(Mark("captured"))
+    assert events[-3:] == (EmptyCache(), Mark("at the end"), Mark("end"))
+    assert replay(recorded.trace).marks == recorded.marks
+    assert from_torch_snapshot(snapshot, marks={}).marks == recorded.marks[-1:]
+
+
+def test_the_place_of_a_mark_is_the_length_of_the_history_so_far() -> None:
+    """O5: it does not matter whether the snapshot that looks is in the history already."""
+    snapshot = hand_made(True)
+    entries = snapshot["device_traces"][1]
+    assert history_length(snapshot) == len(entries) == 16
+    for place in (8, 9):
+        recorded = from_torch_snapshot(snapshot, marks={place: "captured"})
+        assert recorded == from_torch_snapshot(snapshot, marks={8: "captured"})
+    with pytest.raises(TraceError, match="have a history"):
+        history_length({"device_traces": [[], []]})
 
 
 def test_a_private_pool_whose_segments_are_freed_was_released_before() -> None:
@@ -128,7 +161,7 @@ def test_a_pool_whose_segments_are_freed_in_two_turns_is_released_once() -> None
         (lambda s: s["device_traces"][0].append(entry("oom")), {}, r"devices \[0, 1\] have a history"),
         (lambda s: None, {"device": 0}, r"device 0 has no history; those that have: \[1\]"),
         (lambda s: s["device_traces"][1].append(entry("segment_map")), {}, "expandable segments are not"),
-        (lambda s: None, {"mark_names": ["a", "b"]}, "2 mark_names for a history with 1 snapshots"),
+        (lambda s: None, {"marks": {3: "a", 17: "b"}}, r"marks at \[17\]: the history has 16 entries"),
     ],
 )
 def test_a_snapshot_that_cannot_be_converted_is_refused_with_the_reason(change, arguments, message) -> None:

@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+DRIVER_FILE = "/proc/driver/nvidia/version"
+
 
 def package_version() -> str:
     """The version of replay_sim, also when it runs from a checkout that is not installed."""
@@ -52,7 +54,7 @@ def _version_or_none(name: str) -> str | None:
 def _driver_version() -> str | None:
     """The driver's version as the kernel module states it; None where it does not."""
     try:
-        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
+        with open(DRIVER_FILE, encoding="ascii", errors="replace") as file:
             words = file.readline().split()
     except OSError:
         return None

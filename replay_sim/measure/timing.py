@@ -63,4 +63,5 @@ def _sample(arm: Callable[[int], object], index: int, device: torch.device) -> t
 def _summary(values: list[tuple[float, float]]) -> Timing:
     device, host = np.array(values).T
     p10, median, p90 = np.percentile(device, (10, 50, 90))
-    return Timing(round(float(median), 2), round(float(np.median(host)), 2), round(p10, 2), round(p90, 2), len(values))
+    rounded = [round(float(value), 2) for value in (median, np.median(host), p10, p90)]
+    return Timing(*rounded, n=len(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 
 import attrs
@@ -154,20 +155,15 @@ def _run(request: MeasureRequest) -> tuple[list[Record], str]:
 
 
 def _run_points(report: RunReport) -> list[Point]:
+    """Every field of each step's record, and its wall time."""
+
+    def flat(_: object, __: object, value: object) -> object:
+        return value.value if isinstance(value, Enum) else value
+
+    steps = enumerate(zip(report.records, report.step_us, strict=True))
     return [
-        {
-            "step": index,
-            "num_tokens": record.num_tokens,
-            "padded_tokens": record.padded_tokens,
-            "mode": record.mode.value,
-            "replay_rows": record.replay_rows,
-            "padded_rows": record.padded_rows,
-            "replay_mode": None if record.replay_mode is None else record.replay_mode.value,
-            "reason": record.reason.value,
-            "num_reqs": record.num_reqs,
-            "step_us": round(step_us, 1),
-        }
-        for index, (record, step_us) in enumerate(zip(report.records, report.step_us, strict=True))
+        {"step": index, **attrs.asdict(record, value_serializer=flat), "step_us": round(step_us, 1)}
+        for index, (record, step_us) in steps
     ]
 
 

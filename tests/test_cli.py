@@ -59,10 +59,17 @@ def test_the_module_runs_as_the_command() -> None:
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
+def test_the_module_lists_the_commands_with_what_they_do() -> None:
+    done = subprocess.run([sys.executable, "-m", "replay_sim", "--help"], capture_output=True, text=True, check=True)
+    commands = dict(line.split(maxsplit=1) for line in done.stdout.partition("Commands:\n")[2].splitlines())
+    assert commands.keys() >= {"check", "measure", "plan", "report", "simulate"} and done.stderr == ""
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for args in ((), ("--help",), ("-h",)):
         status, out, _ = run(capsys, *args)
-        assert status == 0 and "plan" in out
+        listed = {line.split()[0] for line in out.partition("Commands:\n")[2].splitlines()}
+        assert status == 0 and listed >= {"check", "measure", "plan", "report", "simulate"}
     assert run(capsys, "--version")[1].startswith("replay-sim")
 
 

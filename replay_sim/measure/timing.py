@@ -63,5 +63,5 @@ def _sample(arm: Callable[[int], object], index: int, device: torch.device) -> t
 def _summary(values: list[tuple[float, float]]) -> Timing:
     device, host = np.array(values).T
     p10, median, p90 = np.percentile(device, (10, 50, 90))
-    rounded = [round(float(value), 2) for value in (median, np.median(host), p10, p90)]
-    return Timing(*rounded, n=len(values))
+    device_us, host_us, p10, p90 = (round(float(value), 2) for value in (median, np.median(host), p10, p90))
+    return Timing(device_us, host_us, p10, p90, len(values))

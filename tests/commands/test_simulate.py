@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from measure.small import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config, write_trace
 
 from replay_sim.commands.simulate import command
 
@@ -56,6 +57,20 @@ def test_prompts_whose_rows_are_all_read_trim_nothing() -> None:
     """S1."""
     data = json.loads(output(PRESET, "--requests", "40", "--prompt-logprobs-share", "1", "--json"))
     assert data["summary"]["trimmed_rows"] == 0
+
+
+def test_steps_are_run_for_real_and_dispatched_as_simulated(tmp_path) -> None:
+    """G3: both print the same dispatch table."""
+    trace, config = str(write_trace(tmp_path, ((40, 9), (20, 2), (9, 1)))), write_config(tmp_path)
+    text = output(config, "--trace", trace, "--steps", "5", "--execute", "host")
+    assert text.startswith("Workload: 3 requests of lengths.csv\n")
+    assert "Ran 5 steps of tiny on the host backend in " in text.splitlines()[-1]
+    for group, graphs in (("model", NUM_MODEL_GRAPHS), ("replay", NUM_REPLAY_GRAPHS)):
+        (row,) = [line.split("|") for line in text.splitlines() if line.startswith(f"| {group} ") and "." in line]
+        assert int(row[2]) == graphs
+    simulated = output(config, "--trace", trace, "--steps", "5")
+    tables = [line for line in simulated.splitlines() if line.startswith("|")]
+    assert len(tables) > 8 and all(line in text for line in tables)
 
 
 @pytest.mark.parametrize(

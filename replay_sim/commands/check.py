@@ -1,4 +1,4 @@
-"""`replay-sim check`: is this function safe in a CUDA graph? Answered on a CPU, by the host backend."""
+"""`replay-sim check`: whether a function is safe in a CUDA graph, answered on a CPU by the host backend."""
 
 import contextlib
 import importlib

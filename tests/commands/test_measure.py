@@ -26,7 +26,7 @@ def parsed(args: tuple[str, ...]) -> str:
         ("--preset /srv/configs/my.json --out r", "--preset my.json --out records"),
         ("--trace ../data/trace.csv --out r", "--trace trace.csv --out records"),
         ("--trace '/a folder/a trace.csv' --out r", "--trace 'a trace.csv' --out records"),
-        ("--suite pool --histories /tmp/h --out r", "--suite pool --histories h --out records"),
+        ("--suite pool --histories /data/h --out r", "--suite pool --histories h --out records"),
         ("--suite run --suite pool --out r", "--suite run --suite pool --out records"),
         ("--out r --seed 7 --steps 9 --shape tiny", "--steps 9 --shape tiny --seed 7 --out records"),
     ],

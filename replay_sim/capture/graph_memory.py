@@ -70,15 +70,19 @@ class MemoryPlayer:
 
     def play(
         self, memory: GraphMemory, stream: int = 0, pool: int | None = None, *, holds_outputs: bool = False
-    ) -> None:
+    ) -> set[tuple[int, int]]:
         """Allocate and free as recorded: on `stream`, and in `pool` what was in a pool.
 
-        With `holds_outputs` the graph's outputs are never freed (D5).
+        With `holds_outputs` the graph's outputs are never freed (D5). Returns the (address, bytes) that were
+        allocated, each once.
         """
         malloc, free, addresses = self.allocator.malloc, self.allocator.free, self._addresses
         held = memory.outputs if holds_outputs else frozenset()
+        touched = set()
         for number, nbytes, in_pool in memory.events:
             if nbytes:
-                addresses[number] = malloc(nbytes, stream, pool if in_pool else None)
+                address = addresses[number] = malloc(nbytes, stream, pool if in_pool else None)
+                touched.add((address, nbytes))
             elif number not in held:
                 free(addresses.pop(number))
+        return touched

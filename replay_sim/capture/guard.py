@@ -13,7 +13,7 @@ from replay_sim.capture.backend import CaptureError
 
 aten = torch.ops.aten
 
-_HOST_READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.is_same_size}
+_HOST_READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose}
 _DATA_SHAPES = {
     aten.nonzero,
     aten.masked_select,
@@ -39,6 +39,8 @@ _HOST_READ_METHODS = {
     torch.Tensor.__index__,
     torch.Tensor.__array__,
     torch.Tensor.__contains__,
+    torch.Tensor.__repr__,
+    torch.Tensor.__format__,
 }
 _HOST_WRITES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer}
 
@@ -48,9 +50,8 @@ def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None
     packet = operation.overloadpacket
     if packet in _HOST_READS:
         raise CaptureError(f"{operation} reads a device value on the host, which no graph can replay: {_READ_REMEDY}")
-    if packet in _DATA_SHAPES and not _has_given_output_size(operation):
+    if packet in _DATA_SHAPES and kwargs.get("output_size") is None:
         raise CaptureError(f"the result shape of {operation} depends on data: {_SHAPE_REMEDY}")
-
     if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
         masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
         if masks:
@@ -60,10 +61,6 @@ def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None
         devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") is not None else set()
         if len(devices) > 1:
             raise CaptureError(f"{operation} copies between {' and '.join(sorted(devices))}: {_READ_REMEDY}")
-
-
-def _has_given_output_size(operation: Any) -> bool:
-    return operation in (aten.repeat_interleave.self_int,)
 
 
 class OperationGuard(TorchDispatchMode):

@@ -22,13 +22,20 @@ BLOCK_SIZE = 64
 ARENA_BYTES = 256 << 30
 MODEL_STREAM, REPLAY_STREAM = 1, 2
 MODEL_POOL, REPLAY_POOL = 1, 2
+REPLAY_PLACES = {
+    PoolSharing.SHARED: (MODEL_STREAM, MODEL_POOL),
+    PoolSharing.OWN_STREAM: (REPLAY_STREAM, MODEL_POOL),
+    PoolSharing.OWN_POOL: (MODEL_STREAM, REPLAY_POOL),
+}
+"""Stream and pool of the replay graphs; the model graphs are on MODEL_STREAM in MODEL_POOL."""
 
 
 @attrs.frozen
 class PoolGrowth:
     """Reserved bytes that one group of graphs, "model" or "replay", adds over its whole capture (O5).
 
-    `pool_bytes` are those of graph pools; `plain_bytes` those outside, for warm-ups, breaks and library workspaces.
+    `pool_bytes` are those of graph pools. What else a capture reserves is not predicted: library workspaces, which are
+    listed by name, warm-ups, whose memory goes back with the cache, and the driver's own for the graphs.
     """
 
     arrangement: PoolSharing
@@ -37,7 +44,6 @@ class PoolGrowth:
     group: str
     num_graphs: int
     pool_bytes: int
-    plain_bytes: int
 
 
 @attrs.frozen
@@ -68,21 +74,22 @@ class PlanMemory:
         """Graphs of both groups."""
         return len(self.model_graphs) + len(self.full_graphs) + len(self.replay_graphs)
 
+    def in_order(self, largest_first: bool) -> tuple[tuple[GraphMemory, ...], tuple[GraphMemory, ...]]:
+        """The model graphs, PIECEWISE before FULL, and the replay graphs, in the order of their capture (C8)."""
+        step = 1 if largest_first else -1
+        return (*self.model_graphs[::step], *self.full_graphs[::step]), self.replay_graphs[::step]
+
     def predict(self, *, largest_first: bool = True, hold_outputs: bool = False) -> tuple[PoolGrowth, ...]:
         """The growth by the model graphs and then by the replay graphs, in each arrangement (O1-O3).
 
         `hold_outputs` keeps the outputs of every graph alive (D5).
         """
         # One allocator serves all arrangements: blocks of another stream or pool are no candidates (O2).
-        player = MemoryPlayer()
-        for pool in (MODEL_POOL, REPLAY_POOL):
-            player.allocator.retain_pool(pool)
+        player = make_player()
         player.play(self.before)
-        step = 1 if largest_first else -1
-        model = (*self.model_graphs[::step], *self.full_graphs[::step])
-        replay = self.replay_graphs[::step]
+        model, replay = self.in_order(largest_first)
 
-        def capture(graphs: Iterable[GraphMemory], stream: int, pool: int) -> tuple[int, int]:
+        def capture(graphs: Iterable[GraphMemory], stream: int, pool: int) -> int:
             def play() -> None:
                 for memory in graphs:
                     player.play(memory, stream, pool, holds_outputs=hold_outputs)
@@ -90,29 +97,38 @@ class PlanMemory:
             return _growth(player, play)
 
         model_bytes = capture((self.libraries, *model), MODEL_STREAM, MODEL_POOL)
-        shared = capture(replay, MODEL_STREAM, MODEL_POOL)
-        own_stream = capture((self.libraries, *replay) if replay else (), REPLAY_STREAM, MODEL_POOL)
-        # Plain memory is that of `shared`, whose warm-ups ran on the same stream.
-        own_pool = (capture(replay, MODEL_STREAM, REPLAY_POOL)[0], shared[1])
+        shared = capture(replay, *REPLAY_PLACES[PoolSharing.SHARED])
+        own_stream = capture((self.libraries, *replay) if replay else (), *REPLAY_PLACES[PoolSharing.OWN_STREAM])
+        own_pool = capture(replay, *REPLAY_PLACES[PoolSharing.OWN_POOL])
         replay_bytes = {
             PoolSharing.SHARED: shared,
             PoolSharing.OWN_STREAM: own_stream,
             PoolSharing.OWN_POOL: own_pool,
         }
         return tuple(
-            PoolGrowth(sharing, largest_first, hold_outputs, group, len(graphs), *grown)
+            PoolGrowth(sharing, largest_first, hold_outputs, group, len(graphs), grown)
             for sharing in PoolSharing
             for group, graphs, grown in (("model", model, model_bytes), ("replay", replay, replay_bytes[sharing]))
         )
 
 
-def _growth(player: MemoryPlayer, work: Callable[[], None]) -> tuple[int, int]:
-    """Reserved bytes in pools and outside of them that `work` adds."""
-    allocator = player.allocator
-    before, plain_before = allocator.reserved_bytes(), allocator.reserved_bytes(None)
+def make_player() -> MemoryPlayer:
+    """A player that holds the pools of both groups."""
+    player = MemoryPlayer()
+    for pool in (MODEL_POOL, REPLAY_POOL):
+        player.allocator.retain_pool(pool)
+    return player
+
+
+def _growth(player: MemoryPlayer, work: Callable[[], None]) -> int:
+    """Reserved bytes in graph pools that `work` adds."""
+    before = _in_pools(player)
     work()
-    plain = allocator.reserved_bytes(None) - plain_before
-    return allocator.reserved_bytes() - before - plain, plain
+    return _in_pools(player) - before
+
+
+def _in_pools(player: MemoryPlayer) -> int:
+    return player.allocator.reserved_bytes() - player.allocator.reserved_bytes(None)
 
 
 def record_plan(shape: DecoderShape, plan: CapturePlan, progress: Progress = lambda sizes, _: sizes) -> PlanMemory:
@@ -124,7 +140,7 @@ def record_plan(shape: DecoderShape, plan: CapturePlan, progress: Progress = lam
     began = time.perf_counter()
     backend = HostBackend(ARENA_BYTES, shapes_only=True, allocation_order=allocation_order)
     recorder = MemoryRecorder(backend.arena.allocator)
-    blocks = -(-max(plan.max_num_batched_tokens, *plan.model_sizes, *plan.replay_sizes) // BLOCK_SIZE)
+    blocks = -(-max(plan.max_num_batched_tokens, plan.largest_size) // BLOCK_SIZE)
     shape = attrs.evolve(shape, window=plan.window)
     runner: StepRunner = backend.run_plain(
         StepRunner, shape, plan, backend, num_blocks=blocks, max_blocks=blocks, block_size=BLOCK_SIZE
@@ -165,14 +181,17 @@ def _capture_all(
             cut[kind].append(recorder.cut(graph.name, addresses))
             gc.freeze()
 
-    # Each capture begins with a collection (C9), which need not look at what was made before.
+    # Each capture begins with a collection (C9), which need not look at what was made before. What somebody else froze
+    # cannot be told apart after, and stays frozen.
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         runner.capture_model_graphs(watched)
         runner.capture_replay_graphs(watched)
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
     return cut
 
 

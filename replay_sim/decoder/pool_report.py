@@ -19,7 +19,6 @@ def growth_row(growth: PoolGrowth) -> dict[str, Any]:
         "group": growth.group,
         "num_graphs": growth.num_graphs,
         "predicted_bytes": growth.pool_bytes,
-        "predicted_plain_bytes": growth.plain_bytes,
     }
 
 
@@ -50,7 +49,6 @@ def pool_table(memory: PlanMemory, growths: tuple[PoolGrowth, ...]) -> str:
             growth.group,
             growth.num_graphs,
             f"{growth.pool_bytes / MIB:,.0f}",
-            f"{growth.plain_bytes / MIB:,.0f}",
         )
         for growth in growths
     ]
@@ -59,8 +57,8 @@ def pool_table(memory: PlanMemory, growths: tuple[PoolGrowth, ...]) -> str:
     held = "held" if first.outputs_held else "dropped"
     lines = [
         f"Reserved memory, {SOURCE}; captured {order}, outputs {held}:",
-        tabulate(rows, ("arrangement", "group", "graphs", "pool MiB", "other MiB"), tablefmt="simple"),
-        "other: outside of graph pools, for warm-ups, eager breaks and library workspaces",
+        tabulate(rows, ("arrangement", "group", "graphs", "pool MiB"), tablefmt="simple"),
+        "not predicted: library workspaces beside those named, and the driver's memory for the graphs themselves",
         f"chosen: {memory.sharing.reason}",
         f"buffers: inputs {memory.static_bytes / MIB:,.1f} MiB, break outputs {memory.break_bytes / MIB:,.1f} MiB",
         *(f"library: {name}, {nbytes / MIB:,.1f} MiB for each stream" for name, nbytes in memory.workspaces),

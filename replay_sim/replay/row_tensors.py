@@ -13,11 +13,12 @@ RowTensors = Mapping[str, torch.Tensor | None]
 
 @attrs.frozen
 class RowTensorSpec:
-    """One tensor of the replay contract: `row_shape` without the leading row dimension."""
+    """One tensor of the replay contract: `row_shape` without the leading row dimension; absent only if `optional`."""
 
     name: str
     row_shape: tuple[int, ...]
     dtype: torch.dtype
+    optional: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -32,7 +33,7 @@ def input_specs(
     return (
         RowTensorSpec("hidden_states", (hidden_size,), dtype),
         RowTensorSpec("positions", (), torch.int64),
-        RowTensorSpec("input_ids", (), input_ids_dtype),
+        RowTensorSpec("input_ids", (), input_ids_dtype, optional=True),
         RowTensorSpec("pre_mix", (hc_mult,), torch.float32),
         RowTensorSpec("post_mix", (hc_mult, 1), torch.float32),
         RowTensorSpec("res_mix", (hc_mult, hc_mult), torch.float32),

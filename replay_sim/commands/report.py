@@ -2,13 +2,15 @@
 
 import click
 
+from replay_sim.commands import _options
+
 
 @click.command("report")
 @click.argument("config")
-@click.option("--trace", metavar="FILE", help="Requests from an Azure CSV, a Mooncake JSONL or a CSV of lengths.")
+@_options.trace
 @click.option("--out", required=True, metavar="DIR", help="The folder to write index.html into.")
-@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="How many to draw.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything drawn.")
+@_options.requests
+@_options.seed
 @click.option(
     "--execute",
     type=click.Choice(("none", "auto", "host", "cuda")),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replay_sim.commands import _options
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ NO_TIMES = (
 
 @click.command("simulate")
 @click.argument("config")
-@click.option("--trace", metavar="FILE", help="Requests from an Azure CSV, a Mooncake JSONL or a CSV of lengths.")
+@_options.trace
 @click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")
-@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="How many to draw.")
+@_options.requests
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Stop after N steps.  [default: at the end]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything drawn.")
+@_options.seed
 @click.option(
     "--acceptance-rate",
     type=click.FloatRange(0, 1),

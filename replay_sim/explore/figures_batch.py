@@ -62,9 +62,7 @@ def gather_figure(
     rows = [row for row in gather_map if row is not None]
     figure = go.Figure()
     _add_step_rows(figure, rows, num_tokens, padded_tokens, trimmed="trimmed row, not gathered")
-    _add_links(figure, list(enumerate(rows)))
-    _add_track(figure, Meaning.KEPT, range(len(rows)), BOTTOM, legend=False)
-    _add_track(figure, Meaning.PAD, range(len(rows), len(gather_map)), BOTTOM, legend=num_tokens == padded_tokens)
+    _add_replay_rows(figure, rows, len(gather_map), explains_pads=num_tokens == padded_tokens)
     pads = len(gather_map) - len(rows)
     finding = f"Gather: {len(rows)} kept rows fill the first rows of the {buffers}; {pads} pad rows are cleared"
     return _tracks(figure, finding, source, f"the step's rows<br>({num_tokens} of {padded_tokens})", buffers)
@@ -80,9 +78,7 @@ def scatter_figure(
     rows = [row for row in gather_map if row is not None]
     figure = go.Figure()
     _add_step_rows(figure, written, num_tokens, padded_tokens, trimmed="trimmed row, zero in the output")
-    _add_links(figure, list(enumerate(rows)))
-    _add_track(figure, Meaning.KEPT, range(len(rows)), BOTTOM, legend=False)
-    _add_track(figure, Meaning.PAD, range(len(rows), len(gather_map)), BOTTOM, legend=num_tokens == padded_tokens)
+    _add_replay_rows(figure, rows, len(gather_map), explains_pads=num_tokens == padded_tokens)
     finding = (
         f"Scatter: {len(written)} output rows return to where they came from; the {num_tokens - len(written)} trimmed "
         "rows are zero"
@@ -95,6 +91,13 @@ def _add_step_rows(figure: go.Figure, kept: Sequence[int], num_tokens: int, padd
     _add_track(figure, Meaning.KEPT, kept, TOP)
     _add_track(figure, Meaning.TRIMMED, others, TOP, name=trimmed)
     _add_track(figure, Meaning.PAD, range(num_tokens, padded), TOP)
+
+
+def _add_replay_rows(figure: go.Figure, rows: Sequence[int], padded: int, *, explains_pads: bool) -> None:
+    """The replay batch below, each of its rows linked to the step's row, then its pads."""
+    _add_links(figure, list(enumerate(rows)))
+    _add_track(figure, Meaning.KEPT, range(len(rows)), BOTTOM, legend=False)
+    _add_track(figure, Meaning.PAD, range(len(rows), padded), BOTTOM, legend=explains_pads)
 
 
 def _add_track(

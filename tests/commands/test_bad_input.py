@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_config import CONFIG, write_trace
 
 from replay_sim import cli
 
-SERVING = {
-    "window": 8,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "cudagraph_capture_sizes": [16, 64],
-    "decoder_replay_cudagraph_capture_sizes": [8, 16],
-    "decoder_replay_trim_threshold": 16,
-}
 COMMANDS = {
     "plan": ["plan", "{config}"],
     "plan as JSON": ["plan", "{config}", "--json"],
@@ -141,7 +134,7 @@ def write(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
 def test_bad_settings_are_named_with_their_value_and_what_is_allowed(args, settings, named, refused, tmp_path) -> None:
     """Issue 2: every command that takes a config refuses it in the same words."""
-    line = refused(args, write(tmp_path, json.dumps(SERVING | settings)))
+    line = refused(args, write(tmp_path, json.dumps(CONFIG | settings)))
     assert all(part in line for part in named), line
 
 
@@ -169,7 +162,7 @@ def test_a_bad_trace_is_named_with_line_and_field(command, name, refused, tmp_pa
     text, named = TRACES[name]
     if text is not None:
         (tmp_path / name).write_text(text)
-    config = write(tmp_path, json.dumps(SERVING))
+    config = write(tmp_path, json.dumps(CONFIG))
     line = refused([*COMMANDS[command], "--trace", str(tmp_path / name)], config)
     assert all(part in line for part in named), line
 
@@ -183,29 +176,22 @@ def test_a_bad_option_is_named_with_what_is_allowed(args, named, refused) -> Non
 @pytest.mark.parametrize("args", NEEDS_A_DEVICE.values(), ids=NEEDS_A_DEVICE)
 def test_a_device_that_is_not_there_is_refused(args, refused, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    line = refused(args, write(tmp_path, json.dumps(SERVING)))
+    line = refused(args, write(tmp_path, json.dumps(CONFIG)))
     assert "'cuda'" in line and "host" in line
 
 
 def test_a_request_too_long_for_the_decoder_is_refused_before_graphs_are_captured(refused, tmp_path) -> None:
-    trace = tmp_path / "long.csv"
-    trace.write_text("prompt_tokens,output_tokens\n300000,1\n")
-    line = refused([*COMMANDS["simulate for real"], "--trace", str(trace)], write(tmp_path, json.dumps(SERVING)))
+    trace = write_trace(tmp_path, ((300_000, 1),))
+    line = refused([*COMMANDS["simulate for real"], "--trace", str(trace)], write(tmp_path, json.dumps(CONFIG)))
     assert "max_position 16384" in line and "a request of 3000" in line
 
 
 @pytest.mark.parametrize("command", ["measure", "report"])
 def test_a_folder_that_cannot_be_made_is_refused(command, refused, tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    config = write(tmp_path, json.dumps(SERVING))
+    config = write(tmp_path, json.dumps(CONFIG))
     args = [*COMMANDS[command][:-1], str(tmp_path / "file" / "out")]
-    assert "Not a directory" in refused([*args, "--trace", write_trace(tmp_path)], config)
-
-
-def write_trace(folder: Path) -> str:
-    path = folder / "lengths.csv"
-    path.write_text("prompt_tokens,output_tokens\n40,3\n")
-    return str(path)
+    assert "Not a directory" in refused([*args, "--trace", str(write_trace(tmp_path))], config)
 
 
 @pytest.mark.parametrize("args", [["plan", "no-such"], ["simulate", "default", "--trace", "absent.csv"]])

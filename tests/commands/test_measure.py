@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from measure.small import write_config, write_trace
+from small_config import write_config, write_trace
 
 from replay_sim import cli
 from replay_sim.commands.measure import command, remaking_command

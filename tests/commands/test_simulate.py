@@ -4,7 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from measure.small import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config, write_trace
+from small_config import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config, write_trace
 
 from replay_sim.commands.simulate import command
 

@@ -5,17 +5,9 @@ import json
 import nbformat
 from click.testing import CliRunner
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from small_config import CONFIG
 
 from replay_sim.explore.__main__ import main
-
-CONFIG = {
-    "window": 8,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "cudagraph_capture_sizes": [16, 64],
-    "decoder_replay_cudagraph_capture_sizes": [8, 16],
-    "decoder_replay_trim_threshold": 16,
-}
 
 
 def inputs(folder, cell: str) -> list[str]:

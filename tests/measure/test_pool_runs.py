@@ -6,7 +6,7 @@ import subprocess
 import attrs
 import pytest
 import torch
-from measure.small import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config
+from small_config import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config
 
 from replay_sim.capture.allocator_trace import read_trace, replay
 from replay_sim.measure import pool_runs
@@ -93,7 +93,8 @@ def test_two_shapes_of_one_config_are_predicted_apart(case, monkeypatch) -> None
     assert sorted(asked) == [(case.config, "flash-rank"), (case.config, "tiny")]
 
 
-def test_each_case_is_captured_in_a_process_of_its_own(case) -> None:
+def test_each_case_is_captured_in_a_process_of_its_own(case, monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert [point["group"] for point in pool_runs._in_fresh_process(case)] == ["model", "replay"]
 
 

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from measure.small import CONFIG, LENGTHS, NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS
+from small_config import CONFIG, LENGTHS, NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS
 
 from replay_sim.batch.request import Batch, Phase, Request
 from replay_sim.capture.host import HostBackend, HostSegment

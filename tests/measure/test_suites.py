@@ -2,7 +2,7 @@
 
 import attrs
 import pytest
-from measure.small import CONFIG, LENGTHS, write_config, write_trace
+from small_config import CONFIG, LENGTHS, write_config, write_trace
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
 from replay_sim.capture.host import HostBackend

@@ -27,24 +27,31 @@ def pool(arrangement: str, order: str, group: str) -> dict:
     return point
 
 
-def test_pool_bytes_measured_and_predicted_are_the_records() -> None:
+def test_the_table_is_that_of_the_records() -> None:
+    segments = {p["group"]: p["num_segments"] for p in RECORDS["capture-default-nvidia-h200.json"].points}
     for cells, point in (
         (row("model", "largest first"), pool("shared", "largest_first", "model")),
         (row("model", "smallest first"), pool("shared", "smallest_first", "model")),
         (row("replay", "in the model graphs' pool and stream"), pool("shared", "largest_first", "replay")),
         (row("replay", "in their pool, on a stream of their own"), pool("own_stream", "largest_first", "replay")),
     ):
-        assert cells[2] == str(point["num_graphs"])
-        assert cells[-2:] == [f"{point['reserved_bytes'] / MIB:,.0f}", f"{point['predicted_bytes'] / MIB:,.0f}"]
+        assert cells[2:] == [
+            str(point["num_graphs"]),
+            str(segments[point["group"]]),
+            f"{point['seconds']:.1f}",
+            f"{point['reserved_bytes'] / MIB:,.0f}",
+            f"{point['predicted_bytes'] / MIB:,.0f}",
+        ]
 
 
-def test_segments_and_seconds_are_the_capture_records() -> None:
-    points = {point["group"]: point for point in RECORDS["capture-default-nvidia-h200.json"].points}
-    for start, group in (
-        (("model", "largest first"), "model"),
-        (("replay", "in the model graphs' pool and stream"), "replay"),
-    ):
-        assert row(*start)[3:5] == [str(points[group]["num_segments"]), f"{points[group]['seconds']:.1f}"]
+def test_the_drivers_share_is_what_no_reserved_byte_explains() -> None:
+    """O5: reserved and driver memory."""
+    points = RECORDS["pool-default-nvidia-h200.json"].points
+    shares = {
+        (model["driver_bytes"] - sum(p["reserved_bytes"] + p["plain_bytes"] for p in (model, replay))) / MIB
+        for model, replay in zip(points[::2], points[1::2], strict=True)
+    }
+    assert {f"{share:,.0f}" for share in shares} == set(re.findall(r"driver takes (\d+) MiB more", README))
 
 
 def test_the_error_of_the_prediction_is_said_as_it_is() -> None:

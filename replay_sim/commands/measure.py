@@ -45,7 +45,7 @@ def command(
     histories: str | None,
     out: str,
 ) -> None:
-    """Run the A/B on this machine's device and write records with their provenance.
+    """Run the real system on this machine's device and write records with their provenance.
 
     run: STEPS steps of the config on the workload with real graphs. pool: reserved memory of each sharing arrangement,
     each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth.

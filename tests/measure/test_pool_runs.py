@@ -16,6 +16,7 @@ from replay_sim.replay.sharing import PoolSharing
 
 MIB = 1 << 20
 GRAPH_POOL = (0, 7)
+NO_GRAPHS = {"cudagraph_mode": "NONE", "cudagraph_capture_sizes": [], "decoder_replay_cudagraph_capture_sizes": []}
 SEGMENTS_AT = 0x7F00_0000_0000
 
 
@@ -75,6 +76,17 @@ def test_the_prediction_stands_beside_each_measurement(case, monkeypatch) -> Non
         assert point["predicted_bytes"] == point["reserved_bytes"] is not None
     assert table.splitlines()[0].split("|")[-3].strip() == "measured MiB"
     assert len(table.splitlines()) == 2 + len(points)
+
+
+def test_a_config_without_graphs_is_measured_and_predicted_as_nothing(tmp_path, monkeypatch) -> None:
+    """U7: nothing is captured, and nothing is reserved."""
+    cases = pool_cases(write_config(tmp_path, **NO_GRAPHS), "tiny", "host", 3, only=PoolSharing.OWN_POOL)
+    monkeypatch.setattr(pool_runs, "_in_fresh_process", capture_once)
+    points, _ = measure_pool(cases)
+    assert [(point["num_graphs"], point["reserved_bytes"], point["predicted_bytes"]) for point in points] == [
+        (0, 0, 0),
+        (0, 0, 0),
+    ]
 
 
 def test_two_shapes_of_one_config_are_predicted_apart(case, monkeypatch) -> None:

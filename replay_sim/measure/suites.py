@@ -70,6 +70,8 @@ def make_request(
     make_plan(config)
     requests, workload = open_workload(trace, seed=seed)
     made = make_backend(backend)
+    if histories is not None and made.name != "cuda":
+        raise ValueError(f"histories is {str(histories)!r}: only the cuda backend has one, and this is {made.name}")
     return MeasureRequest(
         config_name=config_name,
         config=config,

@@ -86,6 +86,10 @@ OPTIONS = {
     "an unknown arrangement": (["measure", "--arrangement", "mine", "--out", "out"], ["--arrangement", "own_pool"]),
     "an unknown decoder": (["measure", "--shape", "huge", "--out", "out"], ["--shape", "'huge'", "tiny"]),
     "an unknown backend": (["measure", "--backend", "tpu", "--out", "out"], ["--backend", "'tpu'", "host"]),
+    "a history of the host": (
+        ["measure", "--backend", "host", "--histories", "h", "--out", "out"],
+        ["histories", "'h'", "cuda"],
+    ),
     "no folder for records": (["measure"], ["--out"]),
     "no folder for the report": (["report", "default"], ["--out"]),
     "a function without a module": (["check", "f"], ["'f'", "MODULE:FUNCTION"]),

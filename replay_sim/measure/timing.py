@@ -9,6 +9,9 @@ import attrs
 import numpy as np
 import torch
 
+BUSY_CYCLES = 10_000_000
+"""What the device is kept busy with while the host enqueues an arm, some milliseconds, so that device time has no gaps."""
+
 
 @attrs.frozen
 class Timing:
@@ -43,7 +46,11 @@ def time_arms(
 
 
 def _sample(arm: Callable[[int], object], index: int, device: torch.device) -> tuple[float, float]:
-    """Device and host microseconds of one call, after all earlier work has ended (H1)."""
+    """Device and host microseconds of one call, after all earlier work has ended (H1).
+
+    The arm's work waits behind a spinning kernel until it is enqueued: device time is then the kernels' own, not the
+    host's pace (H5).
+    """
     if device.type != "cuda":
         began = time.perf_counter()
         arm(index)
@@ -51,6 +58,7 @@ def _sample(arm: Callable[[int], object], index: int, device: torch.device) -> t
         return spent, spent
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
+    torch.cuda._sleep(BUSY_CYCLES)
     start.record()
     began = time.perf_counter()
     arm(index)

@@ -162,8 +162,8 @@ def test_the_caption_names_gpu_driver_torch_and_date_and_on_a_cpu_says_so() -> N
     assert cpu.provenance == "measured on a CPU (arm64), torch 2.11, 2026-01-02"
 
 
-def test_there_are_bundled_records_of_pool_capture_and_movement() -> None:
-    assert {record.kind for _, record in BUNDLED} >= {"pool", "capture", "movement"}
+def test_there_are_bundled_records_of_pool_and_capture() -> None:
+    assert {record.kind for _, record in BUNDLED} >= {"pool", "capture"}
     assert [name for name, _ in BUNDLED] == sorted(name for name, _ in BUNDLED)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 BUSY_CYCLES = 10_000_000
-"""What the device is kept busy with while the host enqueues an arm, some milliseconds, so that device time has no gaps."""
+"""Some milliseconds in which the host enqueues an arm while the device is kept busy: its device time has no gaps."""
 
 
 @attrs.frozen

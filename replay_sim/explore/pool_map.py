@@ -22,6 +22,7 @@ from replay_sim.decoder.pool_prediction import (
     record_plan,
 )
 from replay_sim.plan import CapturePlan
+from replay_sim.progress import progress_bar
 from replay_sim.replay.sharing import PoolSharing
 
 MIB = 1 << 20
@@ -106,7 +107,7 @@ class PoolMap:
 @lru_cache(maxsize=16)
 def recorded(shape: DecoderShape, plan: CapturePlan) -> PlanMemory:
     """What the graphs of the plan allocate on the shape, recorded once a process; takes seconds the first time."""
-    return record_plan(shape, plan)
+    return record_plan(shape, plan, progress_bar)
 
 
 def pool_maps(

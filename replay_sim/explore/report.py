@@ -15,10 +15,14 @@ from plotly.offline import get_plotlyjs
 from replay_sim.batch.dispatch import HEADERS
 from replay_sim.explore.advice import Advice, advise
 from replay_sim.explore.figures_plan import staircase_figure
+from replay_sim.explore.figures_pool import SENTENCES, reserved_figure
 from replay_sim.explore.figures_workload import dispatch_figure, replay_rows_figure
 from replay_sim.explore.job import ExecutedRun, Job
+from replay_sim.explore.pool_map import recorded
+from replay_sim.explore.pool_measured import CASES, ReservedCase, record_of, reserved_cases, reserved_source
 from replay_sim.measure.environment import package_version
 from replay_sim.measure.records import REQUIRED_POINT_KEYS, Record, bundled_records
+from replay_sim.replay.sharing import PoolSharing
 from replay_sim.whole_file import write_whole
 
 MIB = 1 << 20
@@ -71,11 +75,14 @@ def render(job: Job, notebooks: Mapping[str, str], records: Iterable[tuple[str, 
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    records = list(records)
     shown = sorted((_shown(name, record) for name, record in records), key=_kind_order)
+    pool = _pool(job, records)
     return environment.get_template("report.html.j2").render(
         job=job,
         advice=advise(job),
-        plan_facts=_plan_facts(job),
+        plan_facts=_plan_facts(job, pool["chosen_bytes"]),
+        pool=pool,
         figures=_figures(job),
         model_table=_dispatch_table(job.simulation.table.model_rows()),
         replay_table=_dispatch_table(job.simulation.table.replay_rows()),
@@ -111,15 +118,16 @@ def _html(figure: go.Figure, name: str) -> str:
     return str(figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure-{name}", config=config))
 
 
-def _plan_facts(job: Job) -> Table:
+def _plan_facts(job: Job, predicted_pool_bytes: int) -> Table:
     """Settings and sizes in the engine's names, costs in their units."""
-    rows = [(key, _cell(key, value)) for key, value in job.summary.items() if key != "notes"]
+    summary = job.summary | {"predicted_pool_bytes": predicted_pool_bytes}
+    rows = [(key, _cell(key, value)) for key, value in summary.items() if key != "notes"]
     return Table(("", ""), rows)
 
 
 def _cell(key: str, value: Any) -> str:
     if value is None:
-        return "none" if key != "predicted_pool_bytes" else "not modelled"
+        return "none"
     if key == "reachable_rows":
         return ", ".join(f"{low:,} to {high:,}" for low, high in value) or "none"
     if isinstance(value, list):
@@ -131,6 +139,38 @@ def _cell(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _pool(job: Job, records: Sequence[tuple[str, Record]]) -> dict[str, Any]:
+    """Reserved bytes of the plan's graphs in each arrangement, predicted and, where a record has the plan, measured."""
+    memory = recorded(job.shape, job.plan)
+    record = record_of(job.plan, job.shape, records)
+    cases = reserved_cases(memory, record)
+    source = reserved_source(job.config_name, job.shape, record)
+    header = ["Replay graphs in", "Order", "Outputs", "Model MiB, predicted", "Replay MiB, predicted"]
+    if record is not None:
+        header += ["Model MiB, measured", "Replay MiB, measured", "Error"]
+    usual = (memory.sharing.sharing.value, *CASES[0])
+    return {
+        "figure": _html(reserved_figure(cases, source), "pool"),
+        "table": Table(header, [_pool_row(case, record is not None) for case in cases]),
+        "source": source,
+        "is_measured": record is not None,
+        "sharing": memory.sharing,
+        "where": SENTENCES[memory.sharing.sharing],
+        "chosen_bytes": next(
+            sum(case.predicted) for case in cases if (case.arrangement, case.order, case.outputs) == usual
+        ),
+        "workspaces": [f"{name}, {nbytes / MIB:,.0f} MiB" for name, nbytes in memory.workspaces],
+    }
+
+
+def _pool_row(case: ReservedCase, with_measured: bool) -> list[str]:
+    row = [SENTENCES[PoolSharing(case.arrangement)], case.order.replace("_", " "), case.outputs]
+    row += [f"{nbytes / MIB:,.0f}" for nbytes in case.predicted]
+    if case.measured is None or case.error is None:
+        return row + ["–"] * (3 * with_measured)
+    return row + [f"{nbytes / MIB:,.0f}" for nbytes in case.measured] + [f"{case.error:+.2%}"]
 
 
 def _dispatch_table(rows: Sequence[Sequence[Any]]) -> Table:

@@ -8,7 +8,7 @@ import pytest
 from replay_sim.explore.advice import advise
 from replay_sim.explore.job import Job, run_job
 from replay_sim.explore.report import recommendation, render, write_report
-from replay_sim.measure.records import Record
+from replay_sim.measure.records import Record, bundled_records
 
 EVIL = "<img src=x onerror=alert(1)>"
 ENVIRONMENT = {
@@ -83,8 +83,29 @@ def test_the_script_is_embedded_once_and_nothing_is_fetched(page) -> None:
     assert len(page.encode()) < 15_000_000
 
 
-def test_three_figures_are_drawn_from_the_page_alone(page) -> None:
-    assert re.findall(r'<div id="(figure-\w+)"', page) == ["figure-staircase", "figure-dispatch", "figure-rows"]
+def test_four_figures_are_drawn_from_the_page_alone(page) -> None:
+    names = ["figure-staircase", "figure-pool", "figure-dispatch", "figure-rows"]
+    assert re.findall(r'<div id="(figure-\w+)"', page) == names
+
+
+def test_pool_memory_is_predicted_for_every_arrangement_and_said_not_to_be_measured(page) -> None:
+    """O1-O4: the only record of the page is of another plan."""
+    body = without_scripts(page)
+    pool = body[body.index('id="pool"') : body.index('id="workload"')]
+    assert "Reserved by graph pools, predicted<" in pool and "no bundled record has this plan" in pool
+    assert pool.count("<td>shared pool and stream</td>") == pool.count("<td>a pool of their own</td>") == 3
+    assert "Model MiB, measured" not in pool and "cuBLAS workspace, 32 MiB" in pool
+    assert re.search(r"predicted_pool_bytes</td>\s*<td>2,074.0 MiB", body)
+
+
+def test_pool_memory_stands_beside_its_measurement_where_a_record_has_the_plan(job) -> None:
+    """O5: the bundled record of the default plan, with its provenance."""
+    records = list(bundled_records("pool"))
+    body = without_scripts(render(job, {}, records))
+    pool = body[body.index('id="pool"') : body.index('id="workload"')]
+    assert "Reserved by graph pools, predicted and measured<" in pool and "Model MiB, measured" in pool
+    assert "measured on NVIDIA H200" in pool and "replay-sim measure" in pool
+    assert len(re.findall(r"<td>[+-]0\.\d\d%</td>", pool)) == 9
 
 
 def test_records_stand_with_their_provenance_and_everything_in_them_is_escaped(page) -> None:

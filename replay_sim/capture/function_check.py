@@ -89,10 +89,14 @@ class _Check:
             if graph is None or second is None:
                 return CheckReport(tuple(self.findings))
             self._find_held()
-            for seed in range(ROUNDS):
-                self._compare(graph, seed)
-                with _restored(self._state(second)):
-                    self.checker.replay(second)
+            try:
+                for seed in range(ROUNDS):
+                    self._compare(graph, seed)
+                    with _restored(self._state(second)):
+                        self.checker.replay(second)
+            except CaptureError as error:
+                self.findings.append(Finding("forbidden", str(error), None))
+                return CheckReport(tuple(self.findings))
             self.findings += [Finding("stale", str(found), found.source) for found in self.checker.findings]
             with _restored(self._state(graph)):
                 notes = tuple(self._stale_outputs(graph, second))
@@ -188,12 +192,19 @@ def _restored(state: list[torch.Tensor]) -> Iterator[None]:
 
 
 def _change(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Other values of the same kind, in place: shuffled, and numbers that are not whole scaled by 0.5 to 1.5."""
-    order = torch.randperm(tensor.numel(), generator=generator)
-    values = tensor.reshape(-1)[order].view(tensor.shape)
+    """Other values of the same kind, in place: shuffled, and numbers that are not whole scaled by 0.5 to 1.5.
+
+    An element that the tensor shows at several places, as after `expand`, is one value.
+    """
+    places = torch.zeros(tensor.shape, dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        places += (torch.arange(size) * stride).view(-1, *(1,) * (tensor.dim() - dim - 1))
+    places = places.unique()
+    elements = tensor.as_strided((int(places[-1]) + 1,), (1,)) if len(places) else tensor.reshape(-1)
+    values = elements[places][torch.randperm(len(places), generator=generator)]
     if tensor.is_floating_point():
-        values = values * (torch.rand(tensor.shape, generator=generator) + 0.5).to(tensor.dtype)
-    tensor.copy_(values)
+        values = values * (torch.rand(values.shape, generator=generator) + 0.5).to(tensor.dtype)
+    elements[places] = values
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

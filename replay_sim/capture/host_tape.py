@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from replay_sim.capture.backend import CaptureError
-from replay_sim.capture.breakable_graph import map_tensors, tensors_in
+from replay_sim.capture.breakable_graph import map_tensors
 from replay_sim.capture.guard import check_operation
 from replay_sim.capture.source_line import SourceLine, calling_line
 
@@ -32,29 +32,56 @@ ALLOCATE_ONLY = {
 
 
 def is_view(operation: Any) -> bool:
-    """Whether the operation returns its input's memory and reads no data."""
-    return operation.is_view or operation in _UNDECLARED_VIEWS
+    """Whether the operation returns its input's memory, or changes how its input sees it, and reads no data."""
+    return operation.is_view or operation in _UNDECLARED_VIEWS or torch.Tag.inplace_view in operation.tags
+
+
+def decomposed(mode: TorchDispatchMode, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The operation run under `mode` as the operations that it is composed of; NotImplemented if of none.
+
+    In inference mode, unlike outside, composed operations are dispatched as they are; some of them, such as reshape,
+    return a view or a copy.
+    """
+    if not torch.is_inference_mode_enabled():
+        return NotImplemented
+    with mode:
+        return operation.decompose(*args, **kwargs)
 
 
 @attrs.frozen
 class Call:
     """One recorded operation; `results` are the tensors at fixed addresses that its fresh results go to.
 
-    `source` is the line that called it, where a ledger is kept.
+    A result is None where the operation leaves it undefined. `source` is the line that called it, where a ledger is
+    kept.
     """
 
     operation: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]
-    results: tuple[torch.Tensor, ...]
+    results: tuple[torch.Tensor | None, ...]
     source: SourceLine | None = None
 
     def run(self) -> None:
         """Run the operation on its recorded addresses."""
         returned = self.operation(*self.args, **self.kwargs)
         if self.results:
-            for target, value in zip(self.results, tensors_in(returned), strict=True):
+            for target, value in zip(self.results, _tensors_or_none(returned), strict=True):
+                if target is None or value is None:
+                    continue
+                if target.shape != value.shape:
+                    raise CaptureError(
+                        f"{self.operation} gives {tuple(value.shape)} on a CPU, where its shape rule on meta tensors "
+                        f"says {tuple(target.shape)}: run it in an eager break"
+                    )
                 target.copy_(value)
+
+
+def _tensors_or_none(value: Any) -> list[torch.Tensor | None]:
+    """The tensors in an operation's result, in order, and None where one is undefined."""
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _tensors_or_none(item)]
+    return [value] if value is None or isinstance(value, torch.Tensor) else []
 
 
 @attrs.frozen
@@ -112,9 +139,14 @@ class TapeRecorder(TorchDispatchMode):
         self, operation: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one operation and return its results' tensors."""
-        check_operation(operation, args, kwargs or {})
+        kwargs = kwargs or {}
+        check_operation(operation, args, kwargs)
         with torch._C.DisableTorchFunction():
-            return self._record(operation, args, kwargs or {})
+            result = decomposed(self, operation, args, kwargs)
+            if result is not NotImplemented:
+                return result
+            with torch.inference_mode(False), torch.no_grad():
+                return self._record(operation, args, kwargs)
 
     def _record(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if is_view(operation):
@@ -128,14 +160,14 @@ class TapeRecorder(TorchDispatchMode):
             return allocate(shapes)
         written = written_arguments(operation, args, kwargs)
         returns = operation._schema.returns
-        fresh: list[torch.Tensor] = []
+        fresh: list[torch.Tensor | None] = []
         results: list[Any] = []
         for value, declared in zip(_as_tuple(shapes), returns, strict=False):
             if declared.alias_info is not None and declared.alias_info.is_write:
-                results.append(written.pop(0))
+                results.append(_of_same_shape(written.pop(0), value, operation))
             else:
                 made = map_tensors(allocate, value)
-                fresh.extend(tensors_in(made))
+                fresh.extend(_tensors_or_none(made))
                 results.append(made)
         weak_ref = self._backend.weak_ref
         self.tape.entries.append(
@@ -143,13 +175,23 @@ class TapeRecorder(TorchDispatchMode):
                 operation,
                 map_tensors(weak_ref, args),
                 map_tensors(weak_ref, kwargs),
-                tuple(weak_ref(tensor) for tensor in fresh),
+                tuple(None if tensor is None else weak_ref(tensor) for tensor in fresh),
                 calling_line() if self._backend.ledger is not None else None,
             )
         )
         if not returns:
             return None
         return results[0] if len(returns) == 1 else tuple(results)
+
+
+def _of_same_shape(written: torch.Tensor, meta: torch.Tensor, operation: Any) -> torch.Tensor:
+    """`written`, which the operation writes; CaptureError if it would be resized to the shape of `meta`."""
+    if isinstance(meta, torch.Tensor) and written.shape != meta.shape:
+        raise CaptureError(
+            f"{operation} resizes the tensor of shape {tuple(written.shape)} that it writes to {tuple(meta.shape)}: "
+            "give it a tensor of its result's shape"
+        )
+    return written
 
 
 def _as_tuple(value: Any) -> tuple:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from replay_sim.capture.backend import CaptureError
 from replay_sim.capture.breakable_graph import tensors_in
 from replay_sim.capture.guard import check_operation
-from replay_sim.capture.host_tape import ALLOCATE_ONLY, is_view, result_shapes, written_arguments
+from replay_sim.capture.host_tape import ALLOCATE_ONLY, decomposed, is_view, result_shapes, written_arguments
 
 if TYPE_CHECKING:
     from replay_sim.capture.host import HostBackend
@@ -83,6 +83,9 @@ class ShapeRecorder(TorchDispatchMode):
         """Allocate one operation's results."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
+            result = decomposed(self, operation, args, kwargs)
+            if result is not NotImplemented:
+                return result
             if is_view(operation):
                 return operation(*args, **kwargs)
             key = (operation, self._forbids, *map(_key, args), *((name, _key(kwargs[name])) for name in kwargs))

@@ -99,6 +99,14 @@ USER_CODE = textwrap.dedent(
         return lambda t, scale: t * scale, {"t": x.clone(), "scale": 3.0}
 
 
+    def spread():
+        return (lambda t, u: (t + 1, u + 1)), (torch.ones(1, 4).expand(3, 4), torch.arange(8.0).unfold(0, 4, 2))
+
+
+    def bags(t):
+        return torch.nn.functional.embedding_bag(torch.zeros(2, 2, dtype=torch.int64), t)
+
+
     def fails(t):
         raise RuntimeError("not today")
 
@@ -172,6 +180,7 @@ def test_what_a_graph_forbids_is_refused_with_operation_line_and_remedy(
         ("memoises", INPUT),
         ("made", []),
         ("made_by_name", []),
+        ("spread", []),
         ("layer", INPUT),
     ],
 )
@@ -183,6 +192,12 @@ def test_a_safe_function_passes(
     report = json.loads(out)
     assert (status, report["safe"], report["findings"]) == (0, True, [])
     assert report["num_segments"] == report["num_breaks"] + 1
+
+
+def test_an_operation_that_cannot_be_replayed_is_found(user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """C10: it is not the eager call that fails."""
+    status, out, _ = run(capsys, f"{user_file}:bags", *INPUT)
+    assert status == 1 and "forbidden: aten._embedding_bag_forward_only" in out and "eager break" in out
 
 
 def test_what_would_go_stale_is_said(user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

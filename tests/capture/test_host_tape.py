@@ -1,0 +1,82 @@
+"""The tape's truth: whatever a captured function is made of, its replay on changed inputs equals an eager call."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from replay_sim.capture import CaptureError, capture
+from replay_sim.capture.host import HostBackend
+
+X = torch.zeros(4, 6)
+
+
+@pytest.fixture
+def host_place() -> dict:
+    backend = HostBackend(1 << 30)
+    return {"backend": backend, "pool": backend.make_pool(), "stream": backend.make_stream()}
+
+
+def seeded(seed: int) -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def lstm() -> Callable[[], torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = torch.nn.LSTM(6, 3)
+    return lambda: layer(X)[0]
+
+
+def turned_in_place() -> torch.Tensor:
+    doubled = X * 2
+    doubled.t_()
+    return doubled.unsqueeze_(0) + 1
+
+
+def set_to_another() -> torch.Tensor:
+    target = torch.empty(4, 6)
+    target.set_(X * 2)
+    return target + 1
+
+
+FUNCTIONS = {
+    "a reshape that copies": lambda: (X * 2).t().reshape(-1),
+    "contiguous memory of a transpose": lambda: (X * 2).t().contiguous() + 0,
+    "a cast": lambda: (X * 2).to(torch.float64) + 0,
+    "a linear layer": lambda: F.linear(X, X),
+    "two results": lambda: X.topk(2)[0],
+    "in place on a view": lambda: (X * 1).t()[1].add_(1),
+    "turned in place": turned_in_place,
+    "set to another tensor": set_to_another,
+    "a quantile, which squeezes in place": lambda: X.quantile(0.3),
+    "an LSTM, which leaves a result undefined": lstm(),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no grad", "inference mode"])
+@pytest.mark.parametrize("what", FUNCTIONS)
+def test_a_replay_on_changed_inputs_equals_an_eager_call(what: str, inference: bool, host_place: dict) -> None:
+    """C2, C12: in inference mode, too, where composed operations are dispatched as they are."""
+    function = torch.inference_mode()(FUNCTIONS[what]) if inference else FUNCTIONS[what]
+    X.copy_(seeded(0))
+    graph = capture(function, **host_place)
+    X.copy_(seeded(1))
+    replayed = graph.replay()
+    with torch.no_grad():
+        assert torch.equal(replayed, function())
+
+
+def test_an_output_that_would_be_resized_is_refused(host_place: dict) -> None:
+    """C10: what follows would see the old shape."""
+    with pytest.raises(CaptureError, match=r"mul.out resizes .* shape \(0,\) that it writes to \(4, 6\)"):
+        capture(lambda: torch.mul(X, 2, out=torch.empty(0)) + 1, **host_place)
+
+
+def test_an_operation_whose_shape_rule_is_wrong_names_itself(host_place: dict) -> None:
+    """C10: some rules on meta tensors leave out what a CPU returns."""
+    bag = torch.zeros(2, 2, dtype=torch.int64)
+    graph = capture(lambda: F.embedding_bag(bag, X), **host_place)
+    with pytest.raises(CaptureError, match="embedding_bag.* on a CPU, where its shape rule .* eager break"):
+        graph.replay()

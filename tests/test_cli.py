@@ -119,6 +119,8 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("plan", "default", "--no-such"),
         ("no-such",),
         ("plan", "a\nb\udc80"),
+        ("simulate", "default", "--steps", str(10**30)),
+        ("measure", "--seed", str(10**40), "--out", "absent"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

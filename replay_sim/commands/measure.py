@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from replay_sim.commands import _options
 from replay_sim.config import SHAPES
 
 SUITES = ("run", "pool", "movement")
@@ -18,14 +19,14 @@ PATHS = ("preset", "trace", "histories")
     "--suite", type=click.Choice(SUITES), multiple=True, help="What to measure; may be repeated.  [default: all]"
 )
 @click.option("--trace", metavar="FILE", help="Requests for the run.  [default: the bundled conversation profile]")
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the run.")
+@click.option("--steps", type=_options.counted, default=50, show_default=True, help="Steps of the run.")
 @click.option(
     "--shape", type=click.Choice(sorted(SHAPES)), help="Decoder shape.  [default: flash-rank on a GPU, tiny on a CPU]"
 )
 @click.option(
     "--backend", type=click.Choice(("auto", "cuda", "host")), default="auto", show_default=True, help="Where it runs."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and workload.")
+@click.option("--seed", type=_options.seeded, default=0, show_default=True, help="Of weights and workload.")
 @click.option(
     "--arrangement", type=click.Choice(("shared", "own_stream", "own_pool")), help="pool: only this one, as it is used."
 )

@@ -18,7 +18,7 @@ from replay_sim.commands import _options
     show_default=True,
     help="Also run steps of the reference decoder with captured graphs, on a CPU or a GPU.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="How many steps to run.")
+@click.option("--steps", type=_options.counted, default=50, show_default=True, help="How many steps to run.")
 def command(config: str, trace: str | None, out: str, requests: int, seed: int, execute: str, steps: int) -> None:
     """Write a page about CONFIG, a preset's name or a JSON file: what to change, and the figures behind it.
 

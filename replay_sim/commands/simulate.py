@@ -24,7 +24,7 @@ NO_TIMES = (
 @_options.trace
 @click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")
 @_options.requests
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Stop after N steps.  [default: at the end]")
+@click.option("--steps", type=_options.counted, metavar="N", help="Stop after N steps.  [default: at the end]")
 @_options.seed
 @click.option(
     "--acceptance-rate",

@@ -1,7 +1,7 @@
 """Reader for the JSON lines of the Mooncake traces: timestamp (ms), input_length, output_length, hash_ids."""
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,8 +50,8 @@ def _object(path: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def _milliseconds(path: Path, number: int, value: object) -> float:
-    """A finite time of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    """A time of at least 0 that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise TraceError(path, number, "timestamp", "milliseconds of at least 0", value)
     return value
 

@@ -85,6 +85,7 @@ def test_a_csv_of_lengths_is_read_and_all_requests_arrive_at_once(tmp_path, head
         (json.dumps(MOONCAKE) + "\n" + "[" * 100_000, 2, "line", "a JSON object"),
         (json.dumps(MOONCAKE | {"timestamp": "now"}), 1, "timestamp", "milliseconds"),
         (json.dumps(MOONCAKE | {"timestamp": float("nan")}), 1, "timestamp", "milliseconds"),
+        (json.dumps(MOONCAKE | {"timestamp": 10**400}), 1, "timestamp", "milliseconds"),
         (json.dumps(MOONCAKE | {"input_length": True}), 1, "input_length", "integer from 1"),
         (json.dumps(MOONCAKE | {"output_length": 5.0}), 1, "output_length", "integer from 0"),
         (json.dumps(MOONCAKE | {"hash_ids": 3}), 1, "hash_ids", "a list of integers"),

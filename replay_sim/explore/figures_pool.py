@@ -17,6 +17,7 @@ from replay_sim.replay.sharing import PoolSharing
 
 MIB = 1 << 20
 LEGEND_ROW_PIXELS = 20
+MOST_EDGES = 40
 PIXELS = 400
 """Parts of the map's height; what is smaller is drawn together with its neighbour."""
 MEANINGS = {"model": Meaning.MODEL_GRAPH, "replay": Meaning.REPLAY_GRAPH}
@@ -175,10 +176,11 @@ def _bytes_of_part(pool_map: PoolMap, number: int, first_group: str, is_first: b
 
 
 def _add_edges(figure: go.Figure, pool_map: PoolMap) -> None:
-    """A thin line at the end of each segment, from the graph that reserved it on."""
+    """A thin line at the end of each segment, from the graph that reserved it on; none where too many hide the map."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for segment in pool_map.segments:
+    drawn = pool_map.segments if len(pool_map.segments) <= MOST_EDGES else ()
+    for segment in drawn:
         end = round((segment.start + segment.size) / MIB, 3)
         x += [segment.graph - 0.5, len(pool_map.graphs) - 0.5, None]
         y += [end, end, None]
@@ -188,6 +190,7 @@ def _add_edges(figure: go.Figure, pool_map: PoolMap) -> None:
         mode="lines",
         line={"color": FAINT, "width": 0.7, "dash": "dot"},
         name="end of a segment",
+        showlegend=bool(drawn),
         hoverinfo="skip",
         row=1,
         col=1,

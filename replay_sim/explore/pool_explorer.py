@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from functools import lru_cache
-from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from replay_sim.config import FLASH_RANK, load_config, preset_names
+from replay_sim.explore.explorer import Explorer, live_figure
 from replay_sim.explore.figures_pool import SENTENCES, address_map_figure
 from replay_sim.explore.pool_map import PoolMap, pool_maps, recorded
 from replay_sim.plan import make_plan
@@ -33,37 +32,30 @@ MAY_USE = {
 }
 
 
-class PoolExplorer:
-    """Menus, a sentence and the address map; `set` and `state` do from Python what hands do with the menus.
+class PoolExplorer(Explorer):
+    """Menus for preset, arrangement, order and outputs; the address map follows, and a sentence with its bytes.
 
     `pool_map` and `figure` are those of the menus' values. A preset is recorded by shapes on the decoder of one rank
-    when it is first asked for, which takes seconds; after that every change is drawn from what is kept. `message` says
-    in a sentence what was refused, or is empty. `widget` is what a notebook shows.
+    when it is first asked for, which takes seconds; after that every change is drawn from what is kept.
     """
 
     def __init__(self, **values: str) -> None:
         """Start with `values`; raises ValueError, with the sentence, for one that no menu has."""
-        self.message = _refusal(values)
-        if self.message:
-            raise ValueError(self.message)
-        self._start = START | values
-        self.menus = {
-            name: widgets.Dropdown(options=options, value=self._start[name], description=name)
-            for name, options in CHOICES.items()
-        }
-        self._sentence, self._refusal = widgets.HTML(), widgets.HTML()
-        self._is_setting = False
+        for name, value in values.items():
+            if self.refusal(name, value):
+                raise ValueError(self.refusal(name, value))
+        super().__init__(
+            {
+                name: widgets.Dropdown(options=options, value=(START | values)[name], description=name)
+                for name, options in CHOICES.items()
+            }
+        )
         self.pool_map: PoolMap = self._map()
-        self.figure = go.FigureWidget(self._draw())
-        self.figure.layout.autosize = True  # as wide as the cell
-        self.widget = self._assemble()
-        for menu in self.menus.values():
-            menu.observe(self._on_change, "value")
-
-    @property
-    def state(self) -> dict[str, str]:
-        """The menus' values by name; `set(**state)` brings them back."""
-        return {name: menu.value for name, menu in self.menus.items()}
+        self.figure = live_figure(self._draw())
+        self.widget = widgets.VBox(
+            [self.grid("320px"), self.reset_button(), self._refusal, self._sentence, self.figure]
+        )
+        self.listen()
 
     @property
     def sentence(self) -> str:
@@ -75,23 +67,13 @@ class PoolExplorer:
             f"{replay:+,.0f} MiB. {MAY_USE[arrangement]}"
         )
 
-    def set(self, **values: str) -> None:
-        """Choose in the menus; a value that a menu does not have changes none of them and is refused in `message`."""
-        refusal = _refusal(values)
-        self._say(refusal)
-        if refusal:
-            return
-        self._is_setting = True
-        try:
-            for name, value in values.items():
-                self.menus[name].value = value
-        finally:
-            self._is_setting = False
-        self._on_change()
-
-    def reset(self) -> None:
-        """Put every menu back to where it started."""
-        self.set(**self._start)
+    def refusal(self, name: str, value: object) -> str:
+        """Why a menu cannot take the value, in a sentence; empty if it can."""
+        if name not in CHOICES:
+            return f"{name} is no menu; the menus are {', '.join(CHOICES)}"
+        if value not in CHOICES[name]:
+            return f"{name}: {value!r} is not allowed; it must be one of {', '.join(CHOICES[name])}"
+        return ""
 
     def _map(self) -> PoolMap:
         state = self.state
@@ -99,17 +81,16 @@ class PoolExplorer:
         return maps[PoolSharing(state["arrangement"]), state["order"], state["outputs"]]
 
     def _draw(self) -> go.Figure:
-        self._sentence.value = html.escape(self.sentence)
+        self.say_sentence()
         source = (
             f"modelled by replay_sim from the shapes of {FLASH_RANK.name} and the plan of {self.state['preset']}; "
             "no device was used"
         )
         return address_map_figure(self.pool_map, source)
 
-    def _on_change(self, _: object = None) -> None:
-        if self._is_setting:
-            return
-        self._say("")
+    def show(self) -> None:
+        """Draw the map of the menus' values."""
+        self.say("")
         self.pool_map = self._map()
         drawn = self._draw()
         with self.figure.batch_update():
@@ -123,27 +104,6 @@ class PoolExplorer:
             layout.xaxis.update(drawn.layout.xaxis)
             layout.xaxis2.update(drawn.layout.xaxis2)
 
-    def _say(self, refusal: str) -> None:
-        self.message = refusal
-        self._refusal.value = f"<b>Refused.</b> {html.escape(refusal)}" if refusal else ""
-
-    def _assemble(self) -> widgets.VBox:
-        reset = widgets.Button(description="Reset", tooltip="Put every menu back to where it started")
-        reset.on_click(lambda _: self.reset())
-        grid = widgets.GridBox(
-            list(self.menus.values()), layout=widgets.Layout(grid_template_columns="repeat(auto-fit, 320px)")
-        )
-        return widgets.VBox([grid, reset, self._refusal, self._sentence, self.figure])
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The live widget, and beside it the figure as it is now, which a saved notebook shows without a kernel."""
-        still = go.Figure(self.figure).to_plotly_json()
-        for trace in still["data"]:
-            del trace["uid"]  # drawn anew for every live figure
-        live: dict[str, Any] = self.widget._repr_mimebundle_(**kwargs)
-        sentence = f"{self.sentence} (The menus appear when this cell is run.)"
-        return {**live, "application/vnd.plotly.v1+json": still, "text/plain": sentence}
-
 
 @lru_cache(maxsize=8)
 def _maps(preset: str) -> dict[tuple[PoolSharing, str, str], PoolMap]:
@@ -155,13 +115,3 @@ def _maps(preset: str) -> dict[tuple[PoolSharing, str, str], PoolMap]:
         for outputs, hold in OUTPUTS.items()
         for sharing, pool_map in pool_maps(memory, largest_first=largest_first, hold_outputs=hold).items()
     }
-
-
-def _refusal(values: dict[str, str]) -> str:
-    """Why the menus cannot take the values, in a sentence; empty if they can."""
-    for name, value in values.items():
-        if name not in CHOICES:
-            return f"{name} is no menu; the menus are {', '.join(CHOICES)}"
-        if value not in CHOICES[name]:
-            return f"{name}: {value!r} is not allowed; it must be one of {', '.join(CHOICES[name])}"
-    return ""

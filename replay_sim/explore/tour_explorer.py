@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 import attrs
 import ipywidgets as widgets
@@ -12,6 +11,7 @@ import plotly.graph_objects as go
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
 from replay_sim.batch.request import Batch, Phase, Request
 from replay_sim.config import ServingConfig
+from replay_sim.explore.explorer import Explorer, live_figure
 from replay_sim.explore.figures_batch import batch_figure
 from replay_sim.explore.tour import TOUR_CONFIG, StepTour
 from replay_sim.plan import make_plan
@@ -41,33 +41,28 @@ CONTROLS = {
 }
 
 
-class TourExplorer:
-    """Sliders, a sentence, and the batch's figure; `set` and `state` do from Python what hands do with the sliders.
+class TourExplorer(Explorer):
+    """Sliders for requests, window and threshold; the batch's figure follows, and a sentence with its dispatch.
 
-    `record` and `figure` are those of the last values that could be used, `message` says what was refused, in a
-    sentence, or is empty. `run` runs the step for real. `widget` is what a notebook shows.
+    `record` and `figure` are those of the last values that could be used. `run` runs the step for real.
     """
 
     def __init__(self, config: ServingConfig = TOUR_CONFIG) -> None:
+        super().__init__({name: _slider(control) for name, control in CONTROLS.items()})
         self.config = config
-        self.message = ""
-        self.sliders = {name: _slider(control) for name, control in CONTROLS.items()}
-        self._sentence, self._refusal, self._result = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self._is_setting = False
+        self._result = widgets.HTML()
         self.record: StepRecord
         self._refresh()
         if self.message:
             raise ValueError(self.message)
-        self.figure = go.FigureWidget(self._draw())
-        self.figure.layout.autosize = True  # as wide as the cell
+        self.figure = live_figure(self._draw())
         self.widget = self._assemble()
-        for slider in self.sliders.values():
-            slider.observe(self._on_change, "value")
+        self.listen()
 
     @property
-    def state(self) -> dict[str, int]:
-        """The controls' values by name; `set(**state)` brings them back."""
-        return {name: slider.value for name, slider in self.sliders.items()}
+    def sentence(self) -> str:
+        """How the batch would be dispatched."""
+        return record_sentence(self.record)
 
     @property
     def batch(self) -> Batch:
@@ -81,29 +76,20 @@ class TourExplorer:
         decodes = (Request(1, DECODE_COMPUTED, Phase.DECODE, request_id=f"D{i}") for i in range(state["num_decodes"]))
         return Batch([request for request in (*requests, *decodes) if request.query_len])
 
-    def set(self, **values: int) -> None:
-        """Move controls; a value that a control does not have changes none of them and is refused in `message`."""
-        refusal = next(filter(None, (_refusal(name, value) for name, value in values.items())), "")
-        if refusal:
-            self._say(refusal)
-            return
-        self._is_setting = True
-        try:
-            for name, value in values.items():
-                self.sliders[name].value = value
-        finally:
-            self._is_setting = False
-        self._on_change()
-
-    def reset(self) -> None:
-        """Put every control back to where it started."""
-        self.set(**{name: control.start for name, control in CONTROLS.items()})
+    def refusal(self, name: str, value: object) -> str:
+        """Why a slider cannot take the value, in a sentence; empty if it can."""
+        control = CONTROLS.get(name)
+        if control is None:
+            return f"{name} is no control; the controls are {', '.join(CONTROLS)}"
+        if isinstance(value, bool) or not isinstance(value, int) or not control.least <= value <= control.most:
+            return f"{name}: {value!r} is not allowed; it must be an integer from {control.least} to {control.most}"
+        return ""
 
     def run(self) -> StepTour | None:
         """Capture and run the step of the controls' values; None if they were refused, as `message` says."""
         self._refresh()
         if not self.message and not self.batch.num_tokens:
-            self._say("the batch has no tokens: there is nothing to run")
+            self.say("the batch has no tokens: there is nothing to run")
         if self.message:
             return None
         tour = StepTour(self.batch, self._config)
@@ -133,22 +119,17 @@ class TourExplorer:
                     f"{plan.max_num_batched_tokens}"
                 )
         except ValueError as error:
-            self._say(str(error))
+            self.say(str(error))
             return
-        self._say("")
+        self.say("")
         self.record = planned_dispatch(plan)(self.batch)
-        self._sentence.value = html.escape(record_sentence(self.record))
-
-    def _say(self, refusal: str) -> None:
-        self.message = refusal
-        self._refusal.value = f"<b>Refused.</b> {html.escape(refusal)}" if refusal else ""
+        self.say_sentence()
 
     def _draw(self) -> go.Figure:
         return batch_figure(self.batch, self.state["window"], SOURCE)
 
-    def _on_change(self, _: object = None) -> None:
-        if self._is_setting:
-            return
+    def show(self) -> None:
+        """Plan, dispatch and draw the controls' values; what cannot be used leaves the picture as it was."""
         self._refresh()
         if self.message:
             return
@@ -160,24 +141,10 @@ class TourExplorer:
             self.figure.layout.height = drawn.layout.height
 
     def _assemble(self) -> widgets.VBox:
-        reset = widgets.Button(description="Reset", tooltip="Put every control back to where it started")
-        reset.on_click(lambda _: self.reset())
         run = widgets.Button(description="Run this step", tooltip="Capture the graphs, run, compare with eager")
         run.on_click(lambda _: self.run())
-        grid = widgets.GridBox(
-            list(self.sliders.values()), layout=widgets.Layout(grid_template_columns="repeat(auto-fit, 380px)")
-        )
-        buttons = widgets.HBox([reset, run])
-        return widgets.VBox([grid, buttons, self._refusal, self._sentence, self._result, self.figure])
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The live widget, and beside it the figure as it is now, which a saved notebook shows without a kernel."""
-        still = go.Figure(self.figure).to_plotly_json()
-        for trace in still["data"]:
-            del trace["uid"]  # drawn anew for every live figure
-        live: dict[str, Any] = self.widget._repr_mimebundle_(**kwargs)
-        sentence = f"{record_sentence(self.record)} (The controls appear when this cell is run.)"
-        return {**live, "application/vnd.plotly.v1+json": still, "text/plain": sentence}
+        buttons = widgets.HBox([self.reset_button(), run])
+        return widgets.VBox([self.grid("380px"), buttons, self._refusal, self._sentence, self._result, self.figure])
 
 
 def record_sentence(record: StepRecord) -> str:
@@ -203,13 +170,3 @@ def _slider(control: Control) -> widgets.IntSlider:
         style={"description_width": "170px"},
         layout=widgets.Layout(width="370px"),
     )
-
-
-def _refusal(name: str, value: object) -> str:
-    """Why a control cannot take the value, in a sentence; empty if it can."""
-    control = CONTROLS.get(name)
-    if control is None:
-        return f"{name} is no control; the controls are {', '.join(CONTROLS)}"
-    if isinstance(value, bool) or not isinstance(value, int) or not control.least <= value <= control.most:
-        return f"{name}: {value!r} is not allowed; it must be an integer from {control.least} to {control.most}"
-    return ""

@@ -35,7 +35,7 @@ def test_it_starts_shared_where_replay_graphs_add_nothing(explorer) -> None:
 
 def test_a_menu_changed_by_hand_changes_figure_map_and_sentence(explorer) -> None:
     """O2."""
-    explorer.menus["arrangement"].value = "own_stream"
+    explorer.controls["arrangement"].value = "own_stream"
     assert explorer.pool_map.arrangement is PoolSharing.OWN_STREAM
     assert "reuse no byte of the model graphs" in shown(explorer)
     assert "replay graphs +44 MiB" in explorer._sentence.value

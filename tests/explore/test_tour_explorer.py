@@ -25,7 +25,7 @@ def test_it_starts_with_the_batch_of_the_tour(explorer) -> None:
 
 
 def test_a_slider_moved_by_hand_changes_figure_sentence_and_record(explorer) -> None:
-    explorer.sliders["window"].value = 4
+    explorer.controls["window"].value = 4
     assert explorer.record.replay_rows == 4 + 4 + 4 + 1
     assert shown(explorer).startswith("<b>13 of the step's 43 rows are kept")
     assert "13 rows" in explorer._sentence.value
@@ -50,11 +50,11 @@ def test_reset_puts_everything_back(explorer) -> None:
 def test_a_threshold_not_above_the_window_is_refused_with_a_sentence_and_the_picture_stays(explorer) -> None:
     """P5."""
     before, record = shown(explorer), explorer.record
-    explorer.sliders["decoder_replay_trim_threshold"].value = 8
+    explorer.controls["decoder_replay_trim_threshold"].value = 8
     assert explorer.message == "decoder_replay_trim_threshold: 8 is not allowed; it must exceed window 8"
     assert explorer.message in explorer._refusal.value
     assert (shown(explorer), explorer.record) == (before, record)
-    explorer.sliders["window"].value = 7
+    explorer.controls["window"].value = 7
     assert explorer.message == "" and explorer._refusal.value == ""
     assert explorer.record.replay_rows == 20
 

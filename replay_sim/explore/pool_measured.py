@@ -10,12 +10,11 @@ import pandas as pd
 from replay_sim.config import DecoderShape, load_config
 from replay_sim.decoder.pool_prediction import PlanMemory
 from replay_sim.decoder.pool_report import growth_row
+from replay_sim.explore.pool_map import GROUPS, MIB
 from replay_sim.measure.records import Point, Record
 from replay_sim.plan import CapturePlan, make_plan
 from replay_sim.replay.sharing import PoolSharing, choose_sharing
 
-MIB = 1 << 20
-GROUPS = ("model", "replay")
 CASES = (("largest_first", "dropped"), ("largest_first", "held"), ("smallest_first", "dropped"))
 """Order of capture and outputs, of the cases that are measured."""
 

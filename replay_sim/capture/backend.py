@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,11 @@ import torch
 
 class CaptureError(RuntimeError):
     """What cannot be captured, or a capture used wrongly; the message names the operation and the remedy."""
+
+
+DEFAULT_STREAM_ERROR = (
+    "the default stream cannot capture: other work of the process runs on it. Capture on a stream from make_stream()"
+)
 
 
 class Segment(Protocol):
@@ -37,6 +43,23 @@ class CaptureBackend(ABC):
     capture_name = "graph"
     """The name of the graph whose capture began last."""
 
+    def __init__(self) -> None:
+        self._in_use = threading.Lock()
+
+    @contextmanager
+    def capturing(self, name: str) -> Iterator[None]:
+        """Holds the backend for the capture of graph `name`; CaptureError while another thread captures on it (C6)."""
+        if not self._in_use.acquire(blocking=False):
+            raise CaptureError(
+                f"cannot capture {name!r} while another thread captures {self.capture_name!r} on this backend: give "
+                "each thread a backend, pool and stream of its own, or capture the graphs one after the other"
+            )
+        try:
+            self.capture_name = name
+            yield
+        finally:
+            self._in_use.release()
+
     @abstractmethod
     def make_pool(self) -> Any:
         """A new, empty graph pool."""
@@ -55,7 +78,14 @@ class CaptureBackend(ABC):
 
     @abstractmethod
     def begin_segment(self, pool: Any, stream: Any) -> None:
-        """Starts to record on the current stream, with allocations from `pool`."""
+        """Starts to record on the current stream, with allocations from `pool`.
+
+        Raises CaptureError on the default stream, which no capture may use.
+        """
+
+    @abstractmethod
+    def check_break(self) -> None:
+        """Raises CaptureError where the segment cannot end here for an eager break."""
 
     @abstractmethod
     def end_segment(self) -> Segment | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,8 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(change, item) for item in value)
+        items = [map_tensors(change, item) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, dict):
         return {key: map_tensors(change, item) for key, item in value.items()}
     return value
@@ -111,6 +113,7 @@ class _Recording:
             self.backend.abort_segment()
 
     def run_break(self, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        self.backend.check_break()
         self.end()
         self.inside_break = True
         try:
@@ -136,17 +139,34 @@ def _check_returns_nothing_new(function: Callable[..., Any], args: tuple, kwargs
         )
 
 
+class _Collector:
+    """The process's garbage collector, off while any thread captures and then as it was before (C9)."""
+
+    lock = threading.Lock()
+    captures = 0
+    was_enabled = False
+
+
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Collects garbage, keeps the collector off inside, restores it after, also on an error (C9)."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
+    """Collects garbage, keeps the collector off inside, restores it after, also on an error (C9).
+
+    Where threads capture side by side, the first collects and the last restores: a collection in one thread may free
+    a graph in the middle of another's capture.
+    """
+    with _Collector.lock:
+        if not _Collector.captures:
+            gc.collect()
+            _Collector.was_enabled = gc.isenabled()
+        gc.disable()
+        _Collector.captures += 1
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _Collector.lock:
+            _Collector.captures -= 1
+            if not _Collector.captures and _Collector.was_enabled:
+                gc.enable()
 
 
 def warm_up(function: Callable[[], Any], backend: CaptureBackend) -> int:
@@ -182,17 +202,17 @@ def capture(
     The function's inputs are the tensors that it closes over: a replay reads the same addresses. With
     `breaks_are_captured` (a FULL graph) eager breaks are captured as they are. An exception leaves no trace: the
     stream is not capturing, the pool's blocks are free again, and the original error is raised (C7). Raises
-    CaptureError for a nested capture (C6), an empty graph, another current device (C11), a break that returns a
-    new tensor (C4), and what cannot be captured (C10). `hold_outputs` keeps the outputs' memory from reuse, for study
-    (D5 of the known faults): by default they are held weakly and live until the next graph of the pool runs (C8).
+    CaptureError for a nested capture and one on a backend that another thread uses (C6), an empty graph, another
+    current device (C11), a break that returns a new tensor (C4), and what cannot be captured (C10). `hold_outputs`
+    keeps the outputs' memory from reuse, for study (D5 of the known faults): by default they are held weakly and live
+    until the next graph of the pool runs (C8).
     """
     refuse_nested_capture(name)
     backend.check_ready()
-    backend.capture_name = name
     recording = _Recording(backend, pool, stream, breaks_are_captured)
-    with garbage_collection_paused(), backend.on_stream(stream), torch.no_grad():
-        set_current_recorder(recording)
+    with backend.capturing(name), garbage_collection_paused(), backend.on_stream(stream), torch.no_grad():
         try:
+            set_current_recorder(recording)
             recording.begin()
             outputs = function()
             recording.end()

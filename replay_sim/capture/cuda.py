@@ -12,8 +12,8 @@ import attrs
 import torch
 from cuda.bindings import runtime as cudart
 
-from replay_sim.capture.backend import CaptureBackend, CaptureError
-from replay_sim.capture.guard import HostAccessGuard, OperationGuard
+from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError
+from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost
 
 
 @attrs.frozen
@@ -65,6 +65,7 @@ class CudaBackend(CaptureBackend):
     def __init__(self, device: torch.device | None = None) -> None:
         if not torch.cuda.is_available():
             raise CaptureError("the cuda backend needs a CUDA device and none is available: use the host backend")
+        super().__init__()
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device.index or 0)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool: CudaPool | None = None
@@ -113,12 +114,19 @@ class CudaBackend(CaptureBackend):
 
     def begin_segment(self, pool: CudaPool, stream: torch.cuda.Stream) -> None:
         """Starts to capture on `stream`, which must be current."""
+        if stream == torch.cuda.default_stream(self.device):
+            raise CaptureError(DEFAULT_STREAM_ERROR)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
         self._graph, self._pool = graph, pool
         self._guards = (OperationGuard(), HostAccessGuard())
         for guard in self._guards:
             guard.__enter__()
+
+    def check_break(self) -> None:
+        """Refuses a break inside a mode that the captured function entered."""
+        if self._guards is not None:
+            check_innermost(*self._guards)
 
     def _stop(self) -> torch.cuda.CUDAGraph:
         if self._graph is None or self._guards is None or self._pool is None:

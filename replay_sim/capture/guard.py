@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from replay_sim.capture.backend import CaptureError
 
@@ -95,3 +95,13 @@ class HostAccessGuard(TorchFunctionMode):
                 "make the tensor before the capture"
             )
         return function(*args, **(kwargs or {}))
+
+
+def check_innermost(recorder: TorchDispatchMode, guard: TorchFunctionMode) -> None:
+    """Raises CaptureError if the captured function is inside a mode of its own, which would outlive the segment."""
+    for own, innermost in ((recorder, _get_current_dispatch_mode()), (guard, _get_current_function_mode())):
+        if innermost is not own:
+            raise CaptureError(
+                f"an eager break inside `with {type(innermost).__name__}` of the captured function: the mode would "
+                "hold across segments. Leave it before the break, or enter it around the whole capture"
+            )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +15,13 @@ import numpy.typing as npt
 import torch
 
 from replay_sim.capture.arena import POISON, Arena
-from replay_sim.capture.backend import CaptureBackend, CaptureError
-from replay_sim.capture.guard import HostAccessGuard
+from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError
+from replay_sim.capture.guard import HostAccessGuard, check_innermost
 from replay_sim.capture.host_tape import Claim, HostTape, TapeRecorder
 from replay_sim.capture.ledger import Ledger
 from replay_sim.capture.shape_recorder import AllocationOrder, Scratch, ShapeRecorder, ShapeRule, ShapeSegment
+
+DEFAULT_STREAM = 0
 
 
 @attrs.frozen
@@ -58,6 +62,7 @@ class HostBackend(CaptureBackend):
         shapes_only: bool = False,
         allocation_order: AllocationOrder = lambda operation, args: None,
     ) -> None:
+        super().__init__()
         self.device = torch.device("cpu")
         self.arena = Arena(arena_bytes)
         self.shapes_only = shapes_only
@@ -68,8 +73,10 @@ class HostBackend(CaptureBackend):
         self.running: HostTape | None = None
         self._pools = 0
         self._streams = 0
-        self._current_stream = 0
+        self._current_stream = DEFAULT_STREAM
         self._recording: tuple[TapeRecorder | ShapeRecorder, HostAccessGuard] | None = None
+        self._allocating = threading.Lock()
+        self._dead: deque[int] = deque()
 
     def make_pool(self) -> int:
         """A new pool of the arena's allocator."""
@@ -96,6 +103,8 @@ class HostBackend(CaptureBackend):
 
     def begin_segment(self, pool: int, stream: int) -> None:
         """Starts to record."""
+        if stream == DEFAULT_STREAM:
+            raise CaptureError(DEFAULT_STREAM_ERROR)
         recorder: TapeRecorder | ShapeRecorder = (
             ShapeRecorder(self, pool, stream, forbids=True) if self.shapes_only else TapeRecorder(self, pool, stream)
         )
@@ -103,6 +112,11 @@ class HostBackend(CaptureBackend):
         recorder.__enter__()
         guard.__enter__()
         self._recording = (recorder, guard)
+
+    def check_break(self) -> None:
+        """Refuses a break inside a mode that the captured function entered."""
+        if self._recording is not None:
+            check_innermost(*self._recording)
 
     def _stop(self) -> TapeRecorder | ShapeRecorder:
         if self._recording is None:
@@ -133,10 +147,29 @@ class HostBackend(CaptureBackend):
 
     def allocate_bytes(self, nbytes: int, pool: int | None, stream: int) -> npt.NDArray[np.uint8]:
         """Memory of `nbytes` > 0 bytes, whose end as an object is its free event."""
-        address = self.arena.allocator.malloc(nbytes, stream, pool)
+        try:
+            with self._allocating:
+                address = self.arena.allocator.malloc(nbytes, stream, pool)
+        finally:
+            self._free_dead()
         owner = self.arena.view(address, nbytes)
-        weakref.finalize(owner, self.arena.allocator.free, address).atexit = False
+        weakref.finalize(owner, self._free, address).atexit = False
         return owner
+
+    def _free(self, address: int) -> None:
+        """Frees a block whose owner died, at once or, inside the allocator, when that is left.
+
+        The collector may find an owner in a garbage cycle at any moment, also in the middle of an allocation.
+        """
+        self._dead.append(address)
+        self._free_dead()
+
+    def _free_dead(self) -> None:
+        while self._dead and self._allocating.acquire(blocking=False):
+            try:
+                self.arena.allocator.free(self._dead.popleft())
+            finally:
+                self._allocating.release()
 
     def keep_ledger(self) -> Ledger:
         """From here on, a ledger is kept of what captures allocate; ValueError if it would come too late."""
@@ -195,7 +228,9 @@ class HostBackend(CaptureBackend):
 
     def empty_cache(self) -> None:
         """Empties the arena's cache."""
-        self.arena.allocator.empty_cache()
+        with self._allocating:
+            self.arena.allocator.empty_cache()
+        self._free_dead()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""

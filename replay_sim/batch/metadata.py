@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.batch.request import Batch
 from replay_sim.batch.rows import kept_lengths, select_rows
 from replay_sim.batch.staging import Staging
@@ -61,6 +62,8 @@ class BatchMetadataBuffers:
         self.computed = buffer(max_num_seqs, torch.int64)
         self.request_window_start = buffer(max_num_seqs, torch.int64)
         self.keeps_all = buffer(max_num_seqs, torch.int32)
+        self._written_reqs = 0
+        self._addresses = FixedAddresses(_named_tensors(self))
         row_bytes = 8 * 3 + 4 * 2
         request_bytes = 4 * max_blocks + 8 * 2 + 4 * 2
         self._staging = Staging(max_rows * row_bytes + (max_num_seqs + 1) * request_bytes + 1024, device)
@@ -72,12 +75,15 @@ class BatchMetadataBuffers:
 
         `block_tables` holds each request's block ids, enough for its seq_len; `input_ids` int32 (num_tokens,). Pads
         take position 0, slot -1, request -1, id 0. Beyond the batch's requests lengths are zero: offsets repeat the
-        last one (B8). Raises ValueError naming the bound that a batch exceeds.
+        last one (B8), and block tables of the batch before are cleared (C7). Raises ValueError naming the bound that a
+        batch exceeds, RuntimeError naming a buffer that moved (B4).
         """
+        self._addresses.check(_named_tensors(self))
         self._check(batch, block_tables, input_ids, padded_tokens)
-        tables = np.zeros((batch.num_reqs, self.max_blocks), np.int32)
-        for row, table in zip(tables, block_tables, strict=True):
+        tables = np.zeros((max(batch.num_reqs, self._written_reqs), self.max_blocks), np.int32)
+        for row, table in zip(tables, block_tables, strict=False):
             row[: len(table)] = table
+        self._written_reqs = len(tables)  # until all is written, so that an interrupted step's are cleared too
         owner = np.repeat(np.arange(batch.num_reqs, dtype=np.int32), batch.query_lens)
         positions = batch.positions
         slots = tables[owner, positions // self.block_size].astype(np.int64) * self.block_size
@@ -96,11 +102,11 @@ class BatchMetadataBuffers:
             (_padded(batch.window_starts, self.max_num_seqs, 0), self.request_window_start),
             (_padded((batch.is_decode | batch.all_rows_read).astype(np.int32), self.max_num_seqs, 0), self.keeps_all),
         ]
-        self._staging.begin()
-        for source, target in copies:
-            if len(source):
-                self._staging.copy(source, target[: len(source)])
-        self._staging.end()
+        with self._staging.step():
+            for source, target in copies:
+                if len(source):
+                    self._staging.copy(source, target[: len(source)])
+        self._written_reqs = batch.num_reqs
         return self.metadata(padded_tokens)
 
     def metadata(self, padded_tokens: int) -> AttentionMetadata:
@@ -132,8 +138,15 @@ class BatchMetadataBuffers:
             if not needed <= len(table) <= self.max_blocks:
                 raise ValueError(
                     f"block table of request {index} has {len(table)} blocks: its seq_len {seq_len} needs "
-                    f"{needed} of block_size {self.block_size}, and at most {self.max_blocks} fit"
+                    f"{needed} of block_size {self.block_size}, and at most {self.max_blocks} fit: raise "
+                    "max_blocks, or limit max_model_len to what it holds"
                 )
+
+
+def _named_tensors(buffers: BatchMetadataBuffers | ReplayMetadataBuffers) -> dict[str, torch.Tensor]:
+    """The tensors that are attributes of `buffers`, by their full names."""
+    kind = type(buffers).__name__
+    return {f"{kind}.{name}": value for name, value in vars(buffers).items() if isinstance(value, torch.Tensor)}
 
 
 def _padded(values: np.ndarray, padded: int, pad: int) -> np.ndarray:
@@ -156,14 +169,16 @@ class ReplayMetadataBuffers:
         self.window_start_rest = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._addresses = FixedAddresses(_named_tensors(self))
         self._device = device
 
     def write(self, batch: Batch, source: BatchMetadataBuffers, padded_rows: int) -> None:
         """Fill the buffers from the batch written last into `source`: in one launch on a GPU, plainly on a CPU (S9).
 
         `query_start_loc` repeats its last offset beyond the batch's requests (B8). Raises ValueError if `padded_rows`
-        is less than the batch's kept rows or more than the buffers hold.
+        is less than the batch's kept rows or more than the buffers hold, RuntimeError naming a buffer that moved (B4).
         """
+        self._addresses.check(_named_tensors(self))
         kept = int(kept_lengths(batch, source.window).sum())
         if not kept <= padded_rows <= self.max_rows:
             raise ValueError(

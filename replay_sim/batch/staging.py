@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 
@@ -23,12 +26,22 @@ class Staging:
             self._turn = 0
             self._offset = 0
 
-    def begin(self) -> None:
-        """Starts a step's copies; waits if the copies of the step RING steps ago are still under way."""
-        if self._pinned:
-            self._turn = (self._turn + 1) % RING
-            self._offset = 0
-            self._copied[self._turn].synchronize()
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Holds a step's copies; waits first if those of the step RING steps ago are still under way.
+
+        Their end is marked on the current stream, also after an error, so that no later step overtakes them.
+        """
+        if not self._pinned:
+            yield
+            return
+        self._turn = (self._turn + 1) % RING
+        self._offset = 0
+        self._copied[self._turn].synchronize()
+        try:
+            yield
+        finally:
+            self._copied[self._turn].record()
 
     def copy(self, source: np.ndarray, target: torch.Tensor) -> None:
         """Copies `source` into `target`, a contiguous tensor of the same element count and dtype."""
@@ -41,8 +54,3 @@ class Staging:
         pinned.copy_(flat)
         target.copy_(pinned, non_blocking=True)
         self._offset += -(-nbytes // 16) * 16
-
-    def end(self) -> None:
-        """Marks the end of the step's copies on the current stream."""
-        if self._pinned:
-            self._copied[self._turn].record()

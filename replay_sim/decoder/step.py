@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_step
 from replay_sim.batch.metadata import BlockTables
 from replay_sim.batch.request import Batch
@@ -75,7 +76,7 @@ class StepRunner:
     ) -> None:
         if shape.window != plan.window:
             raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
-        check_cache_slots(plan, num_blocks * block_size)
+        check_cache_slots(plan, num_blocks * block_size, max_blocks * block_size)
         self.shape, self.plan, self.backend = shape, plan, backend
         self.num_blocks, self.block_size = num_blocks, block_size
         self._largest_first, self._hold_outputs = largest_first, hold_outputs
@@ -96,6 +97,7 @@ class StepRunner:
         self.pools = [self.pool]
         self.replay_graphs = self._make_replay_graphs()
         self.replay_layers.graphs = self.replay_graphs
+        self._caches = FixedAddresses(self._named_caches())
         self.model_graphs: dict[int, BreakableGraph] = {}
         self.full_graphs: dict[int, BreakableGraph] = {}
 
@@ -199,9 +201,10 @@ class StepRunner:
         """Run one batch and return its outputs and record (D1-D4).
 
         `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
-        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds.
+        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds, RuntimeError naming a buffer
+        or cache that moved since it was made (B4).
         """
-        self._check_bounds(batch, block_tables)
+        self._check_bounds(batch, block_tables, input_ids)
         record = dispatch_step(
             batch,
             self.plan,
@@ -223,7 +226,16 @@ class StepRunner:
         early_aux = tuple(tensor[: record.num_tokens] for tensor in outputs["early_aux"])
         return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
 
-    def _check_bounds(self, batch: Batch, block_tables: BlockTables) -> None:
+    def _named_caches(self) -> dict[str, torch.Tensor]:
+        return {f"window KV cache of layer {i}": layer.window_cache for i, layer in enumerate(self.decoder.layers)} | {
+            f"shared KV cache of layer {i}": layer.shared_cache
+            for i, layer in enumerate(self.decoder.layers)
+            if layer.shared_cache is not None
+        }
+
+    def _check_bounds(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> None:
+        self._caches.check(self._named_caches())
+        self.replay_layers.break_buffers.check_addresses()
         longest = int(batch.seq_lens.max(initial=0))
         if longest > self.shape.max_position:
             raise ValueError(f"seq_len {longest} of a request exceeds max_position {self.shape.max_position}")
@@ -232,6 +244,9 @@ class StepRunner:
             raise ValueError(
                 f"block_tables hold ids from {ids.min()} to {ids.max()}: allowed are 0 to {self.num_blocks - 1}"
             )
+        if input_ids.size and not 0 <= input_ids.min() <= input_ids.max() < self.shape.vocab_size:
+            found, allowed = f"{input_ids.min()} to {input_ids.max()}", f"0 to {self.shape.vocab_size - 1}"
+            raise ValueError(f"input_ids are from {found}: allowed are {allowed}, the decoder's vocabulary")
 
     def _no_rows(self) -> dict[str, tuple[torch.Tensor, ...]]:
         """The outputs of an empty batch."""

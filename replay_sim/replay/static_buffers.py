@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.replay.row_tensors import RowTensors, RowTensorSpec
 
 
@@ -18,8 +19,7 @@ class StaticBuffers:
         self.tensors = {
             spec.name: torch.zeros((max_rows, *spec.row_shape), dtype=spec.dtype, device=device) for spec in specs
         }
-        self._addresses = {name: tensor.data_ptr() for name, tensor in self.tensors.items()}
-        self._device = device
+        self._addresses = FixedAddresses(self._by_full_name())
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +47,10 @@ class StaticBuffers:
         rows = {tensor.shape[0] for tensor in values.values() if isinstance(tensor, torch.Tensor) and tensor.dim()}
         for spec in self.specs:
             value = values[spec.name]
-            if value is None:
+            if value is None and spec.optional:
                 continue
+            if value is None:
+                raise ValueError(f"{spec.name} is absent: of the contract only optional tensors may be")
             if not isinstance(value, torch.Tensor):
                 raise ValueError(
                     f"{spec.name} is a deferred {type(value).__name__}, not a tensor: finalise it before the replay "
@@ -65,9 +67,7 @@ class StaticBuffers:
 
     def check_addresses(self) -> None:
         """Raises RuntimeError naming a buffer that is not where its graphs were captured to read it (B4)."""
-        for name, tensor in self.tensors.items():
-            if tensor.data_ptr() != self._addresses[name]:
-                raise RuntimeError(
-                    f"static buffer {name} moved from {self._addresses[name]:#x} to {tensor.data_ptr():#x} since it "
-                    "was made: its graphs would read the old memory. Write into the buffer, never replace it"
-                )
+        self._addresses.check(self._by_full_name())
+
+    def _by_full_name(self) -> dict[str, torch.Tensor]:
+        return {f"static buffer {name}": tensor for name, tensor in self.tensors.items()}

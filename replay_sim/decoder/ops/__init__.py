@@ -18,6 +18,13 @@ if torch.cuda.is_available():
 _ops = getattr(torch.ops, library.NAMESPACE)
 
 
+def _check_rows(rows: int, **tensors: Tensor) -> None:
+    """A kernel takes its row count from one tensor: ValueError names another that is not as long."""
+    for name, tensor in tensors.items():
+        if tensor.shape[0] != rows:
+            raise ValueError(f"{name} has {tensor.shape[0]} rows beside {rows}: pad both to the same number of rows")
+
+
 def boundary(
     x: Tensor,
     residual: Tensor,
@@ -85,7 +92,11 @@ def rope_(x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
 
 
 def write_kv_(cache: Tensor, kv: Tensor, slot_mapping: Tensor) -> None:
-    """Writes kv (T, d) act into cache (slots, d) act at slot_mapping (T) i64; not where negative (S8)."""
+    """Writes kv (T, d) act into cache (slots, d) act at slot_mapping (T) i64; not where negative (S8).
+
+    Raises ValueError unless both have as many rows.
+    """
+    _check_rows(kv.shape[0], slot_mapping=slot_mapping)
     _ops.write_kv_.default(cache, kv, slot_mapping)
 
 
@@ -109,7 +120,9 @@ def attend_(
     to p, and with a shared cache its n = min(topk, p + 1) entries at positions floor(i * (p + 1) / n): one
     softmax over all, float32 accumulation, the latent being key and value of all heads. positions and
     window_start (T) i64, request_of_row (T) i32, block_table (S, max_blocks) i32 of block_size positions.
+    Raises ValueError unless all have as many rows.
     """
+    _check_rows(q.shape[0], out=out, positions=positions, request_of_row=request_of_row, window_start=window_start)
     _ops.attend_.default(
         out,
         q,

@@ -1,0 +1,26 @@
+"""Fixed addresses: what captured graphs read must lie where it lay when they were captured (B4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FixedAddresses:
+    """The addresses of tensors by name, as they were when this was made."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises RuntimeError naming a tensor that has moved since; cheap enough for every step."""
+        for name, address in self._addresses.items():
+            now = tensors[name].data_ptr()
+            if now != address:
+                raise RuntimeError(
+                    f"{name} moved from {address:#x} to {now:#x} since it was made: its graphs would read the old "
+                    "memory. Write into the buffer, never replace it"
+                )

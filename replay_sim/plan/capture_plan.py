@@ -11,7 +11,7 @@ from replay_sim.plan.capture_sizes import (
     model_capture_sizes,
     replay_capture_sizes,
 )
-from replay_sim.plan.reachable import reachable_rows, unreachable_sizes
+from replay_sim.plan.reachable import mostly_padding, reachable_rows, unreachable_sizes
 from replay_sim.plan.trim_threshold import trim_threshold
 
 
@@ -82,7 +82,7 @@ def make_plan(config: ServingConfig) -> CapturePlan:
 
 
 def _reach_notes(plan: CapturePlan) -> list[str]:
-    """Say what no batch can select (P6)."""
+    """Say what no batch can select (P6), and what is mostly padding (P7)."""
     notes = []
     if plan.model_sizes and plan.trim_threshold is not None and not plan.breaking_sizes:
         notes.append(
@@ -98,9 +98,13 @@ def _reach_notes(plan: CapturePlan) -> list[str]:
     beyond = [size for size in unreachable if size > reachable[0][0]]
     if below:
         notes.append(
-            f"replay sizes {listed(below)} are unreachable: the smallest replay batch has "
-            f"{reachable[0][0]} rows"
+            f"replay sizes {listed(below)} are unreachable: the smallest replay batch has {reachable[0][0]} rows"
         )
     if beyond:
         notes.append(f"replay sizes {listed(beyond)} are unreachable: no replay batch has that many rows")
+    notes += [
+        f"replay size {size} runs {low} to {high} rows on more pads than rows, which eager layers may outrun: add a "
+        f"size from {high} to {size - 1}"
+        for size, low, high in mostly_padding(plan)
+    ]
     return notes

@@ -6,7 +6,7 @@ import attrs
 
 from replay_sim.config import FLASH_RANK, DecoderShape
 from replay_sim.plan.capture_plan import CapturePlan
-from replay_sim.plan.reachable import reachable_rows, rows_selecting
+from replay_sim.plan.reachable import mostly_padding, reachable_rows, rows_selecting
 
 FLOAT32_BYTES = 4
 INT64_BYTES = 8
@@ -76,7 +76,7 @@ def plan_cost(
     graphs = len(plan.replay_sizes)
     largest = plan.replay_sizes[-1] if plan.replay_sizes else 0
     breaking = plan.breaking_sizes
-    worst, worst_rows, mostly = _worst_padding(plan)
+    worst, worst_rows = _worst_padding(plan)
     return PlanCost(
         num_replay_graphs=graphs,
         num_model_graphs=len(plan.model_sizes),
@@ -88,7 +88,7 @@ def plan_cost(
         mean_padding=_mean_padding(plan) if histogram is None else _mean_padding_of(plan, histogram),
         worst_padding=worst,
         worst_padding_rows=worst_rows,
-        mostly_padding_rows=mostly,
+        mostly_padding_rows=sum(high - low + 1 for _, low, high in mostly_padding(plan)),
     )
 
 
@@ -115,13 +115,12 @@ def _mean_padding_of(plan: CapturePlan, histogram: Mapping[int, float]) -> float
     return 1 - rows / padded if padded else 0.0
 
 
-def _worst_padding(plan: CapturePlan) -> tuple[float, int | None, int]:
-    """The largest pad share of a reachable row count, that count, and how many have more pads than rows."""
-    worst, worst_rows, mostly = 0.0, None, 0
+def _worst_padding(plan: CapturePlan) -> tuple[float, int | None]:
+    """The largest pad share of a reachable row count, and that count."""
+    worst, worst_rows = 0.0, None
     for size, intervals in rows_selecting(plan, reachable_rows(plan)):
-        for low, high in intervals:
+        for low, _ in intervals:
             share = 1 - low / size
             if worst_rows is None or share > worst:
                 worst, worst_rows = share, low
-            mostly += max(0, min(high, (size - 1) // 2) - low + 1)
-    return worst, worst_rows, mostly
+    return worst, worst_rows

@@ -44,9 +44,7 @@ def _most_rows_untrimmed(plan: "CapturePlan", requests: int, all_rows_read: bool
     return requests * max(plan.window, plan.query_len_decode)
 
 
-def _without_full_only(
-    plan: "CapturePlan", least: int, most: int, all_rows_read: bool
-) -> list[tuple[int, int]]:
+def _without_full_only(plan: "CapturePlan", least: int, most: int, all_rows_read: bool) -> list[tuple[int, int]]:
     """The interval without the one count that only a uniform decode in a FULL graph has, if there is one."""
     widest = plan.max_num_seqs * plan.query_len_decode
     only_full = (
@@ -85,3 +83,10 @@ def unreachable_sizes(plan: "CapturePlan", *, all_rows_read: bool = True) -> tup
     """Return the replay sizes that no batch can select."""
     reachable = reachable_rows(plan, all_rows_read=all_rows_read)
     return tuple(size for size, selecting in rows_selecting(plan, reachable) if not selecting)
+
+
+def mostly_padding(plan: "CapturePlan") -> list[tuple[int, int, int]]:
+    """Return (size, least, most) for reachable row counts that run at `size` on more pads than rows (P7)."""
+    selecting = rows_selecting(plan, reachable_rows(plan))
+    halves = [(size, low, min(high, (size - 1) // 2)) for size, intervals in selecting for low, high in intervals]
+    return [(size, low, high) for size, low, high in halves if low <= high]

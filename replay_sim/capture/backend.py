@@ -20,6 +20,15 @@ DEFAULT_STREAM_ERROR = (
 )
 
 
+def seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`memory`, the bytes of the storage of `like`, in its dtype, shape and strides; a conjugate view stays one."""
+    size = like.dtype.itemsize
+    elements = memory[: memory.numel() // size * size].view(like.dtype)
+    seen = elements.as_strided(like.shape, like.stride(), like.storage_offset())
+    seen = seen.conj() if like.is_conj() else seen
+    return torch._neg_view(seen) if like.is_neg() else seen
+
+
 class Segment(Protocol):
     """A captured stretch of operations between two eager breaks."""
 

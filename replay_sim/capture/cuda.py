@@ -12,7 +12,7 @@ import attrs
 import torch
 from cuda.bindings import runtime as cudart
 
-from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError
+from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError, seen_as
 from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost
 
 
@@ -176,8 +176,9 @@ class CudaBackend(CaptureBackend):
         storage = tensor.untyped_storage()
         if tensor.numel() == 0 or not tensor.is_cuda:
             return tensor
-        flat = torch.as_tensor(RawPointer(storage.data_ptr(), storage.nbytes()), device=tensor.device)
-        return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        with torch.inference_mode(False), torch.no_grad():
+            memory = torch.as_tensor(RawPointer(storage.data_ptr(), storage.nbytes()), device=tensor.device)
+            return seen_as(memory, tensor)
 
     def live_bytes(self) -> int:
         """Bytes of live tensors in the caching allocator."""

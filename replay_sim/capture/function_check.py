@@ -191,6 +191,9 @@ def _restored(state: list[torch.Tensor]) -> Iterator[None]:
             tensor.copy_(value)
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _change(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Other values of the same kind, in place: shuffled, and numbers that are not whole scaled by 0.5 to 1.5.
 
@@ -201,9 +204,13 @@ def _change(tensor: torch.Tensor, generator: torch.Generator) -> None:
         places += (torch.arange(size) * stride).view(-1, *(1,) * (tensor.dim() - dim - 1))
     places = places.unique()
     elements = tensor.as_strided((int(places[-1]) + 1,), (1,)) if len(places) else tensor.reshape(-1)
+    if not tensor.is_complex():
+        elements = elements.view(_BITS[tensor.dtype.itemsize])
     values = elements[places][torch.randperm(len(places), generator=generator)]
     if tensor.is_floating_point():
-        values = values * (torch.rand(values.shape, generator=generator) + 0.5).to(tensor.dtype)
+        numbers = values.view(tensor.dtype)
+        factors = torch.rand(values.shape, generator=generator) + 0.5
+        values = (numbers * factors.to(tensor.dtype)).view(values.dtype)
     elements[places] = values
 
 

@@ -13,7 +13,14 @@ from replay_sim.capture.backend import CaptureError
 
 aten = torch.ops.aten
 
-_HOST_READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose}
+_HOST_READS = {
+    aten._local_scalar_dense,
+    aten.item,
+    aten.is_nonzero,
+    aten.equal,
+    aten.allclose,
+    aten._linalg_check_errors,
+}
 _DATA_SHAPES = {
     aten.nonzero,
     aten.masked_select,

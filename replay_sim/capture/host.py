@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from replay_sim.capture.arena import POISON, Arena
-from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError
+from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError, seen_as
 from replay_sim.capture.guard import HostAccessGuard, check_innermost
 from replay_sim.capture.host_tape import Claim, HostTape, TapeRecorder
 from replay_sim.capture.ledger import Ledger
@@ -211,8 +211,8 @@ class HostBackend(CaptureBackend):
         if tensor.numel() == 0 or not self.arena.contains(storage.data_ptr()):
             return tensor
         window = self.arena.view_at(storage.data_ptr(), storage.nbytes())
-        flat = torch.frombuffer(window, dtype=torch.uint8).view(tensor.dtype)
-        weak = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        with torch.inference_mode(False), torch.no_grad():
+            weak = seen_as(torch.frombuffer(window, dtype=torch.uint8), tensor)
         if self.ledger is not None:
             self.ledger.alias(window, weak, tensor)
         return weak

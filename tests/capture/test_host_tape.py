@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from replay_sim.capture import CaptureError, capture
+from replay_sim.capture import CaptureError, capture, eager_break
 from replay_sim.capture.host import HostBackend
 
 X = torch.zeros(4, 6)
@@ -41,6 +41,12 @@ def set_to_another() -> torch.Tensor:
     return target + 1
 
 
+def conjugated_in_place() -> torch.Tensor:
+    turned = torch.complex(X, X + 1).conj()
+    turned.mul_(2)
+    return turned
+
+
 FUNCTIONS = {
     "a reshape that copies": lambda: (X * 2).t().reshape(-1),
     "contiguous memory of a transpose": lambda: (X * 2).t().contiguous() + 0,
@@ -50,6 +56,10 @@ FUNCTIONS = {
     "in place on a view": lambda: (X * 1).t()[1].add_(1),
     "turned in place": turned_in_place,
     "set to another tensor": set_to_another,
+    "a conjugate": lambda: torch.complex(X, X + 1).conj(),
+    "in place on a conjugate": conjugated_in_place,
+    "the negative part of a conjugate": lambda: torch.complex(X, X + 1).conj().imag,
+    "some bytes seen as another type": lambda: (X * 2).view(torch.uint8).flatten()[:95].clone()[8:88].view(torch.int64),
     "a quantile, which squeezes in place": lambda: X.quantile(0.3),
     "an LSTM, which leaves a result undefined": lstm(),
 }
@@ -72,6 +82,33 @@ def test_an_output_that_would_be_resized_is_refused(host_place: dict) -> None:
     """C10: what follows would see the old shape."""
     with pytest.raises(CaptureError, match=r"mul.out resizes .* shape \(0,\) that it writes to \(4, 6\)"):
         capture(lambda: torch.mul(X, 2, out=torch.empty(0)) + 1, **host_place)
+
+
+@eager_break
+def doubled(tensor: torch.Tensor) -> None:
+    tensor.mul_(2)
+
+
+def test_a_break_inside_inference_mode_replays_outside_of_it(host_place: dict) -> None:
+    """C1, C3."""
+
+    @torch.inference_mode()
+    def function() -> torch.Tensor:
+        made = X + 1
+        doubled(made)
+        return made + 1
+
+    graph = capture(function, **host_place)
+    X.copy_(seeded(2))
+    assert torch.equal(graph.replay(), (X + 1) * 2 + 1)
+
+
+def test_an_inverse_is_refused_for_its_check_on_the_host(host_place: dict) -> None:
+    """C10: a GPU's inverse reads on the host whether it worked; `inv_ex` does not."""
+    square = torch.eye(4)
+    with pytest.raises(CaptureError, match="_linalg_check_errors.* on the host"):
+        capture(lambda: torch.linalg.inv(square), **host_place)
+    assert torch.equal(capture(lambda: torch.linalg.inv_ex(square)[0] + 0, **host_place).replay(), square)
 
 
 def test_an_operation_whose_shape_rule_is_wrong_names_itself(host_place: dict) -> None:

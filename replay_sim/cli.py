@@ -37,8 +37,8 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit: 0, or 2 with one line on standard error for input that cannot be used.
 
-    Commands raise ValueError (ConfigError is one) or OSError for bad input; what else they raise is a fault
-    of this program and shows its traceback.
+    Commands raise ValueError (ConfigError is one) or OSError for bad input, and MemoryError for what this machine
+    cannot hold; what else they raise is a fault of this program and shows its traceback.
     """
     args = list(sys.argv[1:] if args is None else args)
     try:
@@ -50,8 +50,8 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stdout = None  # the reader is gone: nothing is left to flush
         sys.exit(1)
-    except (ValueError, OSError) as error:
-        _fail(str(error), BAD_INPUT)
+    except (ValueError, OSError, MemoryError) as error:
+        _fail(str(error) or "out of memory", BAD_INPUT)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -107,6 +107,16 @@ def test_unreadable_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "unreadable JSON" in refused(capsys, "plan", str(path))
 
 
+def test_what_this_machine_cannot_hold_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str) -> None:
+        raise MemoryError("arena full")
+
+    monkeypatch.setattr("replay_sim.commands.plan.load_config", full)
+    assert "arena full" in refused(capsys, "plan", "default")
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No such file" in refused(capsys, "plan", str(tmp_path / "absent.json"))
 

@@ -73,7 +73,8 @@ def _errors_named(what: str, target: str) -> Iterator[None]:
 
         line = failing_line(error.__traceback__)
         where = f", at {line}" if line is not None and line.path != __file__ else ""
-        raise click.ClickException(f"{target} {what}: {type(error).__name__}: {error}{where}") from error
+        message = str(error).partition("\n")[0]
+        raise click.ClickException(f"{target} {what}: {type(error).__name__}: {message}{where}") from error
 
 
 def _load(target: str) -> tuple[Any, Path | None]:

@@ -108,7 +108,7 @@ USER_CODE = textwrap.dedent(
 
 
     def fails(t):
-        raise RuntimeError("not today")
+        raise RuntimeError("not today\\nbut tomorrow")
 
 
     class Layer(torch.nn.Module):

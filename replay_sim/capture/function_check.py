@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from replay_sim.capture.backend import CaptureError
 from replay_sim.capture.breakable_graph import BreakableGraph, EagerBreak, capture, tensors_in, warm_up
@@ -142,7 +143,8 @@ class _Check:
             replayed += [tensor.clone() for tensor in state]
         with _restored(state):
             torch.manual_seed(seed)
-            expected = [tensor.clone() for tensor in tensors_in(self.call())]
+            with BaseTorchFunctionMode():  # without any mode, some modules take kernels that no capture takes
+                expected = [tensor.clone() for tensor in tensors_in(self.call())]
             expected += [tensor.clone() for tensor in state]
         differing = [i for i, pair in enumerate(zip(replayed, expected, strict=False)) if not _same_bits(*pair)]
         if (differing or len(replayed) != len(expected)) and not any(f.kind == "differs" for f in self.findings):

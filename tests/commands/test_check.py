@@ -122,6 +122,10 @@ USER_CODE = textwrap.dedent(
 
 
     layer = Layer()
+
+
+    def encoder():
+        return torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(), (torch.randn(2, 5, 16),)
     """
 )
 INPUT = ["--input", "8x16"]
@@ -181,6 +185,7 @@ def test_what_a_graph_forbids_is_refused_with_operation_line_and_remedy(
         ("made", []),
         ("made_by_name", []),
         ("spread", []),
+        ("encoder", []),
         ("layer", INPUT),
     ],
 )

@@ -1,7 +1,8 @@
-"""Breakable capture on the host backend: segments, breaks, errors that leave no trace (C1-C12)."""
+"""Breakable capture on both backends: segments, breaks, errors that leave no trace (C1-C12)."""
 
 import gc
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -285,6 +286,9 @@ FORBIDDEN = {
     "nonzero": lambda x: x.nonzero(),
     "masked_select": lambda x: x[x > 0],
     "unique": lambda x: torch.unique(x),
+    "allclose": lambda x: torch.allclose(x, x),
+    "repr": lambda x: repr(x),
+    "format": lambda x: f"{x.sum()}",
     "tensor": lambda x: x + torch.tensor([1.0] * WIDTH, device=x.device),
 }
 
@@ -298,6 +302,25 @@ def test_what_cuda_forbids_is_refused_by_name(place, name):
     assert torch.equal(capture(lambda: x + 1, **place).replay(), x + 1)
     words = {"bool": "_local_scalar_dense|__bool__", "masked_select": "nonzero|index"}.get(name, name)
     assert caught.match(words)
+
+
+def test_a_repeat_of_a_given_length_can_be_captured(place):
+    """C10: what is refused is a length that only the data tells."""
+    x, repeats = inputs(place), torch.full((ROWS,), 2, device=place["backend"].device)
+    graph = capture(lambda: torch.repeat_interleave(x, repeats, dim=0, output_size=2 * ROWS) * 1, **place)
+    assert torch.equal(graph.replay(), torch.repeat_interleave(x, 2, dim=0))
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_outputs_may_be_a_named_tuple(place):
+    """C8: containers keep their kind."""
+    x = inputs(place)
+    outputs = capture(lambda: Pair(x + 1, x * 2), **place).replay()
+    assert isinstance(outputs, Pair) and torch.equal(outputs.second, x * 2)
 
 
 def test_an_empty_graph_is_an_error(place):

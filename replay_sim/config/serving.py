@@ -10,6 +10,7 @@ from replay_sim.config.errors import ConfigError, nearest, shown
 
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 LARGEST_TOKENS = 1 << 20
+MOST_SIZES = 2048
 LARGEST_MODEL_LEN = 1 << 31
 LARGEST_SPECULATION = 1024
 
@@ -31,6 +32,8 @@ def _int_between(least: int, most: int) -> Any:
 def _check_sizes(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     if not isinstance(value, tuple):
         raise ConfigError(f"{attribute.name}: {shown(value)} is not allowed; it must be a list of integers")
+    if len(value) > MOST_SIZES:
+        raise ConfigError(f"{attribute.name}: {len(value)} sizes are not allowed; at most {MOST_SIZES} are")
     for size in value:
         _check_int(attribute.name, size, 1, LARGEST_TOKENS)
 

@@ -65,7 +65,7 @@ def make_request(
     The defaults are the embedded config, requests drawn from the bundled profile, and the backend's decoder. Raises
     ValueError for bad input of any kind.
     """
-    config_name = config_name or DEFAULT_PRESET
+    config_name = DEFAULT_PRESET if config_name is None else config_name
     config = load_config(config_name)
     make_plan(config)
     requests, workload = open_workload(trace, seed=seed)

@@ -46,6 +46,11 @@ class CapturePlan:
     query_len_decode: int = 1
     notes: tuple[str, ...] = ()
 
+    def __attrs_post_init__(self) -> None:
+        for name in ("window", "max_num_seqs", "max_num_batched_tokens", "query_len_decode"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; it must be at least 1")
+
     @property
     def largest_size(self) -> int:
         """The largest size of any graph, 0 without graphs."""

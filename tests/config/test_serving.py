@@ -114,3 +114,9 @@ def test_a_null_is_not_set_but_for_the_threshold_where_it_means_never() -> None:
     del unset["decoder_replay_trim_threshold"]
     assert config_from_mapping(unset) == ServingConfig()
     assert config_from_mapping({"decoder_replay_trim_threshold": None}).decoder_replay_trim_threshold is None
+
+
+def test_more_sizes_than_any_engine_captures_are_refused() -> None:
+    """A list that would keep planning busy for minutes is one line."""
+    with pytest.raises(ConfigError, match="cudagraph_capture_sizes: 2049 sizes are not allowed; at most 2048"):
+        ServingConfig(max_num_batched_tokens=8192, cudagraph_capture_sizes=tuple(range(1, 2050)))

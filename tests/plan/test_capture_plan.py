@@ -81,3 +81,11 @@ def test_a_dummy_decode_batch_is_uniform() -> None:
     for size, sequences in ((8, 4), (9, 2)):
         with pytest.raises(ValueError, match=f"{size}.*3"):
             dummy_query_lens(size, sequences, query_len=3)
+
+
+@pytest.mark.parametrize("name", ["window", "max_num_seqs", "max_num_batched_tokens", "query_len_decode"])
+def test_a_plan_made_by_hand_names_a_count_below_one(name: str) -> None:
+    """P3: what no step could use is an error at once."""
+    counts = {"window": 8, "max_num_seqs": 4, "max_num_batched_tokens": 64, "query_len_decode": 1} | {name: 0}
+    with pytest.raises(ValueError, match=f"{name}: 0 is not allowed"):
+        CapturePlan(model_sizes=(), full_sizes=(), replay_sizes=(), trim_threshold=None, **counts)

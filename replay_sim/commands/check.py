@@ -20,7 +20,7 @@ UNSAFE = 1
 Target = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-@click.command("check")
+@click.command("check", short_help="Is a function safe in a CUDA graph, and what would go stale?")
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.option(
     "--input",

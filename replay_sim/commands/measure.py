@@ -13,8 +13,10 @@ SUITES = ("run", "pool", "movement")
 PATHS = ("preset", "trace", "histories")
 
 
-@click.command("measure")
-@click.option("--preset", default=None, metavar="NAME", help="Serving config: a preset's name or a JSON file.")
+@click.command("measure", short_help="Run the real system on this device; write records.")
+@click.option(
+    "--preset", metavar="NAME", help="Serving config: a preset's name or a JSON file.  [default: b200-tp4-c8]"
+)
 @click.option(
     "--suite", type=click.Choice(SUITES), multiple=True, help="What to measure; may be repeated.  [default: all]"
 )

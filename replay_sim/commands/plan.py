@@ -13,7 +13,7 @@ from replay_sim.progress import progress_bar
 MIB = 1 << 20
 
 
-@click.command(name="plan")
+@click.command(name="plan", short_help="Sizes, graph count, buffers, padding and memory of a config.")
 @click.argument("config")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the engine's key names.")
 @click.option(

@@ -5,7 +5,7 @@ import click
 from replay_sim.commands import _options
 
 
-@click.command("report")
+@click.command("report", short_help="Write a page: what to change, and the figures behind it.")
 @click.argument("config")
 @_options.trace
 @click.option("--out", required=True, metavar="DIR", help="The folder to write index.html into.")

@@ -19,7 +19,7 @@ NO_TIMES = (
 )
 
 
-@click.command("simulate")
+@click.command("simulate", short_help="Which graphs the steps of a workload take, and why.")
 @click.argument("config")
 @_options.trace
 @click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")

@@ -51,7 +51,7 @@ def test_the_drivers_share_is_what_no_reserved_byte_explains() -> None:
         (model["driver_bytes"] - sum(p["reserved_bytes"] + p["plain_bytes"] for p in (model, replay))) / MIB
         for model, replay in zip(points[::2], points[1::2], strict=True)
     }
-    assert {f"{share:,.0f}" for share in shares} == set(re.findall(r"driver takes (\d+) MiB more", README))
+    assert {f"{share:,.0f}" for share in shares} == set(re.findall(r"(\d+) MiB that the driver takes", README))
 
 
 def test_the_error_of_the_prediction_is_said_as_it_is() -> None:

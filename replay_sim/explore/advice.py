@@ -33,7 +33,7 @@ def _headline(job: Job) -> str:
     """The first of these that holds, from what is broken to what is wasteful."""
     plan, table = job.plan, job.simulation.table
     if not plan.replay_sizes:
-        return "This config captures no replay graphs: every replay batch runs eagerly."
+        return "This config captures no replay graphs: every replay batch runs eagerly. The reason is in the notes."
     if not table.replay:
         return "Replay never happens on this workload: no step has a replay batch, so its graphs buy nothing."
     eager = sum(count for (_, _, mode), count in table.replay.items() if mode is CudagraphMode.NONE)
@@ -49,9 +49,9 @@ def _headline(job: Job) -> str:
     unused = [size for size in plan.replay_sizes if size not in _uses(job)]
     if len(unused) >= SEVERAL_SIZES:
         return (
-            f"Every replay batch of this workload runs in a graph, and {len(plan.replay_sizes) - len(unused)} of "
-            f"{len(plan.replay_sizes)} replay sizes hold them all. The others ({listed(unused)}) are captured for "
-            "traffic that it does not have."
+            f"{len(plan.replay_sizes) - len(unused)} of {len(plan.replay_sizes)} replay sizes hold every replay batch "
+            f"of this saturated workload; the others ({listed(unused)}) were not used in it. Sharing the pool of the "
+            "model graphs, they cost capture time and no pool memory."
         )
     return f"Keep the {len(plan.replay_sizes)} replay sizes: this workload runs every replay batch in one of them."
 
@@ -101,7 +101,11 @@ def _workload(job: Job) -> list[str]:
         usual, count = min(rows.items(), key=lambda item: (-item[1], item[0]))
         padded = min(size for asked, size, _ in table.replay if asked == usual)
         facts.append(
-            f"The most frequent replay batch has {usual:,} rows ({count / table.replay.total():.0%} of them) and runs "
-            f"as {padded:,}."
+            f"The most frequent replay batch has {usual:,} rows ({count / table.replay.total():.0%} of replay batches) "
+            f"and runs as {padded:,}."
+        )
+        facts.append(
+            "All requests wait from the start and every draft token is accepted: the busiest case. With idle seats a "
+            f"prefill that runs alone keeps {job.plan.window:,} rows, so keep a size for it."
         )
     return facts

@@ -157,7 +157,7 @@ def test_the_page_is_written_whole_into_a_folder_that_may_not_exist(tmp_path, jo
         (
             {"decoder_replay_cudagraph_capture_sizes": [8, 16, 24, 32]},
             "40,1\n",
-            "Every replay batch of this workload runs in a graph, and 1 of 4 replay sizes hold them all.",
+            "1 of 4 replay sizes hold every replay batch of this saturated workload; the others (16, 24, 32)",
         ),
         ({"decoder_replay_cudagraph_capture_sizes": [8]}, "40,1\n", "Keep the 1 replay sizes"),
     ],
@@ -170,7 +170,8 @@ def test_the_headline_names_what_to_change_first(tmp_path, settings, lengths, he
 def test_the_facts_count_rows_by_hand(tmp_path) -> None:
     facts = advise(small_job(tmp_path, lengths="40,1\n20,1\n")).facts
     assert any("skip 44 of 60 rows and run on 0 pads" in fact for fact in facts)
-    assert any("most frequent replay batch has 16 rows (100% of them) and runs as 16" in fact for fact in facts)
+    assert any("most frequent replay batch has 16 rows (100% of replay batches) and runs as 16" in fact for fact in facts)
+    assert any("every draft token is accepted: the busiest case" in fact for fact in facts)
 
 
 def test_bad_input_is_a_value_error(tmp_path) -> None:

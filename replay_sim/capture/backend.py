@@ -58,16 +58,19 @@ class CaptureBackend(ABC):
     @contextmanager
     def capturing(self, name: str) -> Iterator[None]:
         """Holds the backend for the capture of graph `name`; CaptureError while another thread captures on it (C6)."""
-        if not self._in_use.acquire(blocking=False):
-            raise CaptureError(
-                f"cannot capture {name!r} while another thread captures {self.capture_name!r} on this backend: give "
-                "each thread a backend, pool and stream of its own, or capture the graphs one after the other"
-            )
+        mine = False
         try:
+            mine = self._in_use.acquire(blocking=False)
+            if not mine:
+                raise CaptureError(
+                    f"cannot capture {name!r} while another thread captures {self.capture_name!r} on this backend: "
+                    "give each thread a backend, pool and stream of its own, or capture the graphs one after the other"
+                )
             self.capture_name = name
             yield
         finally:
-            self._in_use.release()
+            if mine:
+                self._in_use.release()
 
     @abstractmethod
     def make_pool(self) -> Any:
@@ -102,7 +105,7 @@ class CaptureBackend(ABC):
 
     @abstractmethod
     def abort_segment(self) -> None:
-        """Ends a segment after an error and drops it; the stream is not capturing afterwards (C7)."""
+        """Ends a segment after an error, if one was begun, and drops it; the stream is not capturing then (C7)."""
 
     def run_plain(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs what no segment holds: a warm-up, or an eager break inside a capture."""

@@ -97,12 +97,12 @@ class _Recording:
         self.entries: list[Segment | EagerBreak] = []
 
     def begin(self) -> None:
-        self.backend.begin_segment(self.pool, self.stream)
         self.in_segment = True
+        self.backend.begin_segment(self.pool, self.stream)
 
     def end(self) -> None:
-        self.in_segment = False
         segment = self.backend.end_segment()
+        self.in_segment = False
         if segment is not None:
             self.entries.append(segment)
 
@@ -154,17 +154,18 @@ def garbage_collection_paused() -> Iterator[None]:
     Where threads capture side by side, the first collects and the last restores: a collection in one thread may free
     a graph in the middle of another's capture.
     """
-    with _Collector.lock:
-        if not _Collector.captures:
-            gc.collect()
-            _Collector.was_enabled = gc.isenabled()
-        gc.disable()
-        _Collector.captures += 1
+    counted = 0
     try:
+        with _Collector.lock:
+            if not _Collector.captures:
+                gc.collect()
+                _Collector.was_enabled = gc.isenabled()
+            _Collector.captures, counted = _Collector.captures + 1, 1
+            gc.disable()
         yield
     finally:
         with _Collector.lock:
-            _Collector.captures -= 1
+            _Collector.captures -= counted
             if not _Collector.captures and _Collector.was_enabled:
                 gc.enable()
 

@@ -2,6 +2,7 @@
 
 import enum
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal
 
@@ -51,7 +52,8 @@ class CachingAllocator:
     Addresses and sizes are ints in bytes. `pool=None` is the default pool; any other id is a private pool,
     and allocating from one means that a capture is under way. Not modelled: expandable segments,
     `record_stream` (free a block when it becomes reusable), the settings that change rounding, splitting or
-    collection. It keeps no lock and must not be re-entered, as by a finalizer that garbage collection runs.
+    collection. It keeps no lock and must not be re-entered: a finalizer, which garbage collection may run in the middle
+    of an allocation, calls `free_later`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class CachingAllocator:
         self._nodes: dict[int, Node] = {}
         self._segment_addresses: list[int] = []
         self._segment_sizes: dict[int, int] = {}
+        self._dying: deque[int] = deque()
 
     def malloc(self, nbytes: int, stream: int = 0, pool: PoolId = None) -> int:
         """The address of a block for `nbytes`, best fit among the pool's free blocks of this stream (O1, O2).
@@ -93,6 +96,7 @@ class CachingAllocator:
         owner = self._pools.get(pool)
         if owner is None or owner.use_count == 0:
             raise ValueError(f"malloc from pool {pool}, which nothing holds: call retain_pool({pool}) first")
+        self.settle()
         size = round_size(nbytes)
         home = owner.small if size <= SMALL_LIMIT else owner.large
         address = home.take_best(stream, size)
@@ -124,6 +128,15 @@ class CachingAllocator:
         node = self._merge(node)
         node.home.add(node)
 
+    def free_later(self, address: int) -> None:
+        """Free the block at `address` before the next call that would see it; from any thread and any finalizer."""
+        self._dying.append(address)
+
+    def settle(self) -> None:
+        """Free what was to be freed later."""
+        while self._dying:
+            self.free(self._dying.popleft())
+
     def retain_pool(self, pool: int) -> None:
         """Count one more user (graph) of a private pool, which is created if new.
 
@@ -152,6 +165,7 @@ class CachingAllocator:
         Within the default pool large ones go first, within another small ones; PyTorch's order of the released
         pools among each other is a hash table's, here it is the order in which they were first retained.
         """
+        self.settle()
         freed = []
         for pool in self._pools.values():
             if pool.id is None:
@@ -166,10 +180,12 @@ class CachingAllocator:
 
     def allocated_bytes(self, pool: PoolQuery = ALL) -> int:
         """The bytes of the allocated blocks, rounding included, of a pool (0 if unknown) or of all pools."""
+        self.settle()
         return sum(p.allocated for p in self._pools.values() if pool is ALL or p.id == pool)
 
     def segments(self, pool: PoolQuery = ALL) -> tuple[Segment, ...]:
         """The segments of a pool or of all pools, with their blocks, by ascending address."""
+        self.settle()
         found = []
         for address in self._segment_addresses:
             head = self._nodes[address]
@@ -191,6 +207,7 @@ class CachingAllocator:
 
     def block_at(self, address: int) -> Block | None:
         """The block, free or allocated, that holds `address`; None outside every segment."""
+        self.settle()
         found = self.segment_range(address)
         if found is None:
             return None

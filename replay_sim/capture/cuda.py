@@ -70,6 +70,7 @@ class CudaBackend(CaptureBackend):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool: CudaPool | None = None
         self._guards: tuple[OperationGuard, HostAccessGuard] | None = None
+        self._entered = contextlib.ExitStack()
 
     def make_pool(self) -> CudaPool:
         """A new graph pool, kept alive by a graph that allocates nothing in it."""
@@ -118,10 +119,10 @@ class CudaBackend(CaptureBackend):
             raise CaptureError(DEFAULT_STREAM_ERROR)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-        self._graph, self._pool = graph, pool
+        self._graph, self._pool, self._entered = graph, pool, contextlib.ExitStack()
         self._guards = (OperationGuard(), HostAccessGuard())
         for guard in self._guards:
-            guard.__enter__()
+            self._entered.enter_context(guard)
 
     def check_break(self) -> None:
         """Refuses a break inside a mode that the captured function entered."""
@@ -129,12 +130,11 @@ class CudaBackend(CaptureBackend):
             check_innermost(*self._guards)
 
     def _stop(self) -> torch.cuda.CUDAGraph:
-        if self._graph is None or self._guards is None or self._pool is None:
+        if self._graph is None or self._pool is None:
             raise CaptureError("no segment is being captured: end_segment needs a begin_segment before it")
-        graph, guards, pool = self._graph, self._guards, self._pool
+        graph, pool = self._graph, self._pool
         self._graph = self._guards = self._pool = None
-        for guard in reversed(guards):
-            guard.__exit__(None, None, None)
+        self._entered.close()
         try:
             with _no_empty_graph_warning():
                 graph.capture_end()
@@ -167,6 +167,8 @@ class CudaBackend(CaptureBackend):
 
     def abort_segment(self) -> None:
         """Ends the stream's capture and drops what it holds; an error of the ended capture itself is not news."""
+        if self._graph is None:
+            return
         with contextlib.suppress(RuntimeError):
             self._stop().reset()
         torch.cuda.synchronize(self.device)

@@ -39,6 +39,7 @@ class MemoryRecorder:
     """Listens to an allocator and cuts what it hears into `GraphMemory`s."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
         self._ids: dict[int, int] = {}
         self._count = 0
         self._events: list[tuple[int, int, bool]] = []
@@ -54,6 +55,7 @@ class MemoryRecorder:
 
     def cut(self, name: str, outputs: Iterable[int] = ()) -> GraphMemory:
         """What was heard since the last cut; `outputs` are the addresses at which the graph's outputs lie."""
+        self._allocator.settle()
         made = {number for number, nbytes, in_pool in self._events if nbytes and in_pool}
         held = frozenset(self._ids[address] for address in outputs if self._ids.get(address) in made)
         memory = GraphMemory(name, tuple(self._events), held)

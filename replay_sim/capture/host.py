@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -75,8 +73,7 @@ class HostBackend(CaptureBackend):
         self._streams = 0
         self._current_stream = DEFAULT_STREAM
         self._recording: tuple[TapeRecorder | ShapeRecorder, HostAccessGuard] | None = None
-        self._allocating = threading.Lock()
-        self._dead: deque[int] = deque()
+        self._entered = ExitStack()
 
     def make_pool(self) -> int:
         """A new pool of the arena's allocator."""
@@ -108,10 +105,9 @@ class HostBackend(CaptureBackend):
         recorder: TapeRecorder | ShapeRecorder = (
             ShapeRecorder(self, pool, stream, forbids=True) if self.shapes_only else TapeRecorder(self, pool, stream)
         )
-        guard = HostAccessGuard()
-        recorder.__enter__()
-        guard.__enter__()
-        self._recording = (recorder, guard)
+        self._recording, self._entered = (recorder, HostAccessGuard()), ExitStack()
+        for mode in self._recording:
+            self._entered.enter_context(mode)
 
     def check_break(self) -> None:
         """Refuses a break inside a mode that the captured function entered."""
@@ -121,10 +117,9 @@ class HostBackend(CaptureBackend):
     def _stop(self) -> TapeRecorder | ShapeRecorder:
         if self._recording is None:
             raise CaptureError("no segment is being recorded: end_segment needs a begin_segment before it")
-        recorder, guard = self._recording
+        recorder, _ = self._recording
         self._recording = None
-        guard.__exit__(None, None, None)
-        recorder.__exit__(None, None, None)
+        self._entered.close()
         return recorder
 
     def end_segment(self) -> HostSegment | ShapeSegment | None:
@@ -136,7 +131,8 @@ class HostBackend(CaptureBackend):
 
     def abort_segment(self) -> None:
         """Ends the segment and drops its tape; its tensors are freed as the caller's references go."""
-        self._stop()
+        if self._recording is not None:
+            self._stop()
 
     def run_plain(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a warm-up or a break; by shapes alone, its operations only allocate, outside of all pools."""
@@ -147,29 +143,14 @@ class HostBackend(CaptureBackend):
 
     def allocate_bytes(self, nbytes: int, pool: int | None, stream: int) -> npt.NDArray[np.uint8]:
         """Memory of `nbytes` > 0 bytes, whose end as an object is its free event."""
+        address = self.arena.allocator.malloc(nbytes, stream, pool)
         try:
-            with self._allocating:
-                address = self.arena.allocator.malloc(nbytes, stream, pool)
-        finally:
-            self._free_dead()
-        owner = self.arena.view(address, nbytes)
-        weakref.finalize(owner, self._free, address).atexit = False
+            owner = self.arena.view(address, nbytes)
+            weakref.finalize(owner, self.arena.allocator.free_later, address).atexit = False
+        except BaseException:
+            self.arena.allocator.free_later(address)
+            raise
         return owner
-
-    def _free(self, address: int) -> None:
-        """Frees a block whose owner died, at once or, inside the allocator, when that is left.
-
-        The collector may find an owner in a garbage cycle at any moment, also in the middle of an allocation.
-        """
-        self._dead.append(address)
-        self._free_dead()
-
-    def _free_dead(self) -> None:
-        while self._dead and self._allocating.acquire(blocking=False):
-            try:
-                self.arena.allocator.free(self._dead.popleft())
-            finally:
-                self._allocating.release()
 
     def keep_ledger(self) -> Ledger:
         """From here on, a ledger is kept of what captures allocate; ValueError if it would come too late."""
@@ -228,9 +209,7 @@ class HostBackend(CaptureBackend):
 
     def empty_cache(self) -> None:
         """Empties the arena's cache."""
-        with self._allocating:
-            self.arena.allocator.empty_cache()
-        self._free_dead()
+        self.arena.allocator.empty_cache()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""

@@ -144,12 +144,8 @@ class HostBackend(CaptureBackend):
     def allocate_bytes(self, nbytes: int, pool: int | None, stream: int) -> npt.NDArray[np.uint8]:
         """Memory of `nbytes` > 0 bytes, whose end as an object is its free event."""
         address = self.arena.allocator.malloc(nbytes, stream, pool)
-        try:
-            owner = self.arena.view(address, nbytes)
-            weakref.finalize(owner, self.arena.allocator.free_later, address).atexit = False
-        except BaseException:
-            self.arena.allocator.free_later(address)
-            raise
+        owner = self.arena.view(address, nbytes)
+        weakref.finalize(owner, self.arena.allocator.free_later, address).atexit = False
         return owner
 
     def keep_ledger(self) -> Ledger:

@@ -528,3 +528,15 @@ def test_100_000_allocations_take_well_under_two_seconds() -> None:
         if len(live) > 300:
             allocator.free(live.pop(number * 31 % 300))
     assert time.process_time() - start < 2
+
+
+def test_a_block_freed_later_is_free_for_the_next_call_that_would_see_it() -> None:
+    """C12: what a finalizer asks for in the middle of an allocation waits until that is done."""
+    allocator = CachingAllocator()
+    first, second = allocator.malloc(4 * MIB), allocator.malloc(4 * MIB)
+    allocator.free_later(first)
+    assert allocator.malloc(4 * MIB) == first
+    allocator.free_later(second)
+    allocator.free_later(first)
+    assert allocator.allocated_bytes() == 0
+    assert allocator.empty_cache() and allocator.segments() == ()

@@ -4,18 +4,23 @@ Every place of a capture in turn: warm-up, each operation, each break, each allo
 interrupt; and around it: another thread, garbage that holds a graph, a missing context, a mode left on.
 """
 
+import ast
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from decoder.serving import Serving, decode, make_plan, make_runner, prefill
 from faults.helpers import SMOOTH, live_pool_bytes, outputs_of, place_of
 from replay.fake_model import FakeModel
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+import replay_sim.capture
 from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.capture import CaptureError, capture, eager_break, warm_up
 from replay_sim.capture.caching_allocator import OutOfMemoryError
@@ -121,6 +126,75 @@ def test_there_is_no_other_place(place, tensors) -> None:
     fuse = Fuse(0, Injected)
     capture(lambda: layered(*tensors, fuse.spend), **place)
     assert fuse.spent == PLACES
+
+
+FOLDER = Path(replay_sim.capture.__file__).parent
+PUT_BACK = ("abort", "abort_segment", "_stop", "set_current_recorder", "allocate_bytes")
+
+
+def put_back_lines(path: Path) -> set[int]:
+    """The lines of a file that put things back: what an interrupt there would leave is Python's to say."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Try):
+            for part in (*node.finalbody, *node.handlers):
+                lines.update(range(part.lineno, part.end_lineno + 1))
+        if isinstance(node, ast.With):
+            lines.update(item.context_expr.lineno for item in node.items)
+        if isinstance(node, ast.FunctionDef) and node.name in PUT_BACK:
+            lines.update(range(node.lineno, node.end_lineno + 1))
+    return lines
+
+
+class LineFuse:
+    """Interrupts at the `at`-th line that runs in the files of capture, those that put things back not counted."""
+
+    FILES = ("backend.py", "breakable_graph.py", "eager_break.py", "host.py", "host_tape.py")
+    PUT_BACK: ClassVar = {str(FOLDER / name): put_back_lines(FOLDER / name) for name in FILES}
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines, self.before = at, 0, sys.gettrace()
+
+    def __enter__(self) -> "LineFuse":
+        sys.settrace(lambda frame, event, _: self.trace if frame.f_code.co_filename in self.PUT_BACK else None)
+        return self
+
+    def __exit__(self, *_) -> None:
+        sys.settrace(self.before)
+
+    def trace(self, frame, event, _):
+        if event == "line" and frame.f_lineno not in self.PUT_BACK[frame.f_code.co_filename]:
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.trace
+
+
+def test_an_interrupt_at_any_line_of_a_capture_leaves_no_trace(host_place, monkeypatch) -> None:
+    """C7: the user's interrupt comes when it comes."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # hundreds of captures
+    x, out = torch.ones(4, 4), torch.empty(4, 4)
+
+    def function() -> torch.Tensor:
+        scale_into(x * 2, out, nothing)
+        return out + 1
+
+    at, interrupted = 0, True
+    while interrupted:
+        at += 1
+        with LineFuse(at) as fuse:
+            try:
+                graph = capture(function, **host_place)
+                interrupted = False
+            except KeyboardInterrupt:
+                pass
+        assert current_recorder() is None and gc.isenabled()
+        assert _get_current_dispatch_mode() is None and _get_current_function_mode() is None
+        assert live_pool_bytes(host_place["backend"], host_place["pool"]) == 0
+    assert at > 100 and fuse.lines == at - 1
+    x.add_(1)
+    assert torch.equal(graph.replay(), x * 6 + 1)
 
 
 class FailingMalloc:

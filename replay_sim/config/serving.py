@@ -17,9 +17,7 @@ LARGEST_SPECULATION = 1024
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(
-            f"{name}: {shown(value)} is not allowed; it must be an integer from {least} to {most}"
-        )
+        raise ConfigError(f"{name}: {shown(value)} is not allowed; it must be an integer from {least} to {most}")
 
 
 def _int_between(least: int, most: int) -> Any:
@@ -46,8 +44,7 @@ def _check_bool(_: object, attribute: "attrs.Attribute[Any]", value: object) -> 
 def _check_model(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     if not isinstance(value, str) or not 0 < len(value) <= 256 or not value.isprintable():
         raise ConfigError(
-            f"{attribute.name}: {shown(value)} is not allowed; "
-            f"it must be a printable name of at most 256 characters"
+            f"{attribute.name}: {shown(value)} is not allowed; it must be a printable name of at most 256 characters"
         )
 
 
@@ -55,9 +52,7 @@ def _check_mode(_: object, attribute: "attrs.Attribute[Any]", value: object) -> 
     if value not in CUDAGRAPH_MODES:
         hint = nearest(value, list(CUDAGRAPH_MODES)) if isinstance(value, str) else ""
         allowed = ", ".join(CUDAGRAPH_MODES)
-        raise ConfigError(
-            f"{attribute.name}: {shown(value)} is not allowed; it must be one of {allowed}{hint}"
-        )
+        raise ConfigError(f"{attribute.name}: {shown(value)} is not allowed; it must be one of {allowed}{hint}")
 
 
 def _as_sizes(value: object) -> object:
@@ -105,9 +100,7 @@ class ServingConfig:
     max_num_batched_tokens: int = attrs.field(default=defaults.MAX_NUM_BATCHED_TOKENS, validator=_TOKENS)
     max_num_seqs: int = attrs.field(validator=_TOKENS)
     num_speculative_tokens: int = attrs.field(default=0, validator=_int_between(0, LARGEST_SPECULATION))
-    cudagraph_mode: str = attrs.field(
-        default=defaults.CUDAGRAPH_MODE, converter=_as_mode, validator=_check_mode
-    )
+    cudagraph_mode: str = attrs.field(default=defaults.CUDAGRAPH_MODE, converter=_as_mode, validator=_check_mode)
     cudagraph_capture_sizes: tuple[int, ...] | None = attrs.field(
         default=None, converter=_as_sizes, validator=_OPTIONAL_SIZES
     )
@@ -116,9 +109,7 @@ class ServingConfig:
     decoder_replay_cudagraph_capture_sizes: tuple[int, ...] | None = attrs.field(
         default=None, converter=_as_sizes, validator=_OPTIONAL_SIZES
     )
-    decoder_replay_trim_threshold: int | None = attrs.field(
-        default=defaults.TRIM_THRESHOLD, validator=_OPTIONAL_TOKENS
-    )
+    decoder_replay_trim_threshold: int | None = attrs.field(default=defaults.TRIM_THRESHOLD, validator=_OPTIONAL_TOKENS)
     max_model_len: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(_int_between(1, LARGEST_MODEL_LEN))
     )
@@ -148,6 +139,4 @@ class ServingConfig:
             return self.max_cudagraph_capture_size
         if self.cudagraph_capture_sizes:
             return max(self.cudagraph_capture_sizes)
-        return defaults.default_max_capture_size(
-            self.max_num_seqs, self.query_len_decode, self.max_num_batched_tokens
-        )
+        return defaults.default_max_capture_size(self.max_num_seqs, self.query_len_decode, self.max_num_batched_tokens)

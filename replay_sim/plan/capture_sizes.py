@@ -59,8 +59,7 @@ def _sizes_by_rule(config: ServingConfig) -> tuple[Sizes, Notes]:
     window, limit = config.window, config.capture_size_limit
     bound = min(limit, config.max_num_seqs * window)
     origin = (
-        f"the smaller of max_cudagraph_capture_size {limit} and "
-        f"max_num_seqs {config.max_num_seqs} x window {window}"
+        f"the smaller of max_cudagraph_capture_size {limit} and max_num_seqs {config.max_num_seqs} x window {window}"
     )
     if bound > config.max_num_batched_tokens:
         raise ConfigError(
@@ -97,8 +96,7 @@ def _model_sizes(config: ServingConfig) -> tuple[Sizes, Notes]:
     if config.cudagraph_capture_sizes:
         if limit > budget:
             raise ConfigError(
-                f"cudagraph_capture_sizes: {limit} is not allowed; it must not exceed "
-                f"max_num_batched_tokens {budget}"
+                f"cudagraph_capture_sizes: {limit} is not allowed; it must not exceed max_num_batched_tokens {budget}"
             )
         return tuple(sorted(set(config.cudagraph_capture_sizes))), ()
     if limit > budget:
@@ -124,9 +122,7 @@ def full_capture_sizes(config: ServingConfig) -> Sizes:
     widest = min(config.max_num_seqs, config.max_num_batched_tokens // length, max(multiples))
     if widest == 0:
         return ()
-    return tuple(
-        length * count for count in sorted({count for count in multiples if count < widest} | {widest})
-    )
+    return tuple(length * count for count in sorted({count for count in multiples if count < widest} | {widest}))
 
 
 def listed(sizes: Iterable[int]) -> str:

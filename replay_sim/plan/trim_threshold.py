@@ -12,7 +12,6 @@ def trim_threshold(config: ServingConfig) -> int | None:
     threshold = config.decoder_replay_trim_threshold
     if threshold is not None and threshold <= config.window:
         raise ConfigError(
-            f"decoder_replay_trim_threshold: {threshold} is not allowed; "
-            f"it must exceed window {config.window}"
+            f"decoder_replay_trim_threshold: {threshold} is not allowed; it must exceed window {config.window}"
         )
     return threshold

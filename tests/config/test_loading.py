@@ -22,9 +22,7 @@ def test_every_preset_loads_and_names_its_source() -> None:
 
 
 def test_every_preset_equals_its_published_entry(shared: Path) -> None:
-    entries = {
-        entry["id"]: entry for entry in json.loads((shared / "data/configs.json").read_text())["configs"]
-    }
+    entries = {entry["id"]: entry for entry in json.loads((shared / "data/configs.json").read_text())["configs"]}
     for path in PRESETS.glob("*.json"):
         preset = json.loads(path.read_text())
         entry = entries[preset["id"]]
@@ -98,9 +96,7 @@ def test_what_is_no_regular_file_is_refused_without_reading_it(tmp_path: Path) -
             load_config(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["no/such/file", "absent.json", "a\0b", "a\0b.json", "", "x" * 5000, "\udc80.json"]
-)
+@pytest.mark.parametrize("name", ["no/such/file", "absent.json", "a\0b", "a\0b.json", "", "x" * 5000, "\udc80.json"])
 def test_a_path_that_leads_nowhere_is_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(name)

@@ -59,9 +59,7 @@ def test_every_published_config_gets_the_sizes_of_the_rule_or_its_own(shared: Pa
         budget = settings.get("max_num_batched_tokens", 8192)
         sequences = settings.get("max_num_seqs", min(1024, budget))
         explicit = settings.get("decoder_replay_cudagraph_capture_sizes")
-        expected = (
-            sorted(set(explicit)) if explicit else sizes_by_the_rule(WINDOW, sequences, limit_of(settings))
-        )
+        expected = sorted(set(explicit)) if explicit else sizes_by_the_rule(WINDOW, sequences, limit_of(settings))
         plan = make_plan(config_from_mapping(settings))
         assert list(plan.replay_sizes) == expected, entry["id"]
         assert not expected or expected[-1] <= budget, entry["id"]
@@ -107,9 +105,7 @@ def test_explicit_sizes_win_sorted_without_duplicates_and_leave_the_callers_list
 
 def test_planning_changes_nothing_in_the_config() -> None:
     """P4: the model's own capture sizes stay as they were, whatever the replay sizes are."""
-    config = ServingConfig(
-        cudagraph_capture_sizes=[64, 8, 8], decoder_replay_cudagraph_capture_sizes=EXPLICIT
-    )
+    config = ServingConfig(cudagraph_capture_sizes=[64, 8, 8], decoder_replay_cudagraph_capture_sizes=EXPLICIT)
     before = attrs.asdict(config)
     plan = make_plan(config)
     assert attrs.asdict(config) == before
@@ -119,9 +115,7 @@ def test_planning_changes_nothing_in_the_config() -> None:
 
 def test_an_explicit_size_above_the_budget_names_both_numbers_and_settings() -> None:
     """P3."""
-    with pytest.raises(
-        ValueError, match="decoder_replay_cudagraph_capture_sizes: 8193 .* max_num_batched_tokens 8192"
-    ):
+    with pytest.raises(ValueError, match="decoder_replay_cudagraph_capture_sizes: 8193 .* max_num_batched_tokens 8192"):
         replay_sizes(decoder_replay_cudagraph_capture_sizes=[128, 8193])
     with pytest.raises(ValueError, match="cudagraph_capture_sizes: 8193 .* max_num_batched_tokens 8192"):
         replay_sizes(cudagraph_capture_sizes=[128, 8193])
@@ -223,9 +217,7 @@ def test_replay_graphs_can_be_switched_off_said_aloud() -> None:
 
 
 def test_a_default_list_is_cut_at_the_token_budget_said_aloud() -> None:
-    plan = make_plan(
-        ServingConfig(max_num_seqs=1, max_num_batched_tokens=300, max_cudagraph_capture_size=512)
-    )
+    plan = make_plan(ServingConfig(max_num_seqs=1, max_num_batched_tokens=300, max_cudagraph_capture_size=512))
     assert plan.model_sizes[-1] == 300
     assert any("300" in note and "512" in note for note in plan.notes)
 

@@ -31,9 +31,7 @@ def test_buffers_take_the_rows_of_the_largest_graphs() -> None:
 
 def test_graphs_and_segments_are_counted() -> None:
     """P7: a replay graph of three layers has four segments."""
-    plan = make_plan(
-        ServingConfig(decoder_replay_cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=4)
-    )
+    plan = make_plan(ServingConfig(decoder_replay_cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=4))
     cost = plan_cost(plan, TINY)
     assert (cost.num_replay_graphs, cost.num_replay_segments) == (3, 12)
     assert (cost.num_model_graphs, cost.num_full_graphs) == (3, 3)

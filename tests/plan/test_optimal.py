@@ -62,9 +62,7 @@ def test_the_optimum_of_every_number_of_graphs_is_that_of_all_subsets(
     base=st.integers(0, 50),
     graphs=st.integers(1, 12),
 )
-def test_growing_costs_give_the_optimum_of_the_plain_recurrence(
-    weights: list[int], base: int, graphs: int
-) -> None:
+def test_growing_costs_give_the_optimum_of_the_plain_recurrence(weights: list[int], base: int, graphs: int) -> None:
     """P8: on histograms too long for subsets, where the hull takes more than its first passes."""
     rows = len(weights)
     histogram = {row: float(weight) for row, weight in enumerate(weights, 1)}
@@ -90,9 +88,7 @@ def test_growing_costs_give_the_optimum_of_the_plain_recurrence(
 
 def test_more_graphs_never_cost_more() -> None:
     """P8."""
-    optima = optimal_sizes(
-        {row: 1.0 for row in range(1, 65)}, {size: size for size in range(1, 65)}, float, 8
-    )
+    optima = optimal_sizes({row: 1.0 for row in range(1, 65)}, {size: size for size in range(1, 65)}, float, 8)
     costs = [best.expected_cost for best in optima]
     assert len(optima) == 9 and costs == sorted(costs, reverse=True)
 
@@ -121,9 +117,7 @@ def test_without_candidates_all_runs_eagerly() -> None:
         ({1: 1.0}, {1: 1.0}, 1.0, -1),
     ],
 )
-def test_figures_that_mean_nothing_are_refused(
-    histogram: dict, size_costs: dict, eager: float, graphs: int
-) -> None:
+def test_figures_that_mean_nothing_are_refused(histogram: dict, size_costs: dict, eager: float, graphs: int) -> None:
     with pytest.raises(ValueError):
         optimal_sizes(histogram, size_costs, lambda _: eager, graphs)
 

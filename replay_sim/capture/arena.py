@@ -11,6 +11,7 @@ from replay_sim.capture.caching_allocator import CachingAllocator
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 POISON = 0xFF
+"""What memory of a capture holds until its first replay: a NaN in every float type."""
 
 
 class Arena:
@@ -95,7 +96,3 @@ class Arena:
     def view_at(self, pointer: int, nbytes: int) -> np.ndarray:
         """`view` of the address that a pointer of this process stands for."""
         return self.view(pointer - self._start, nbytes)
-
-    def poison(self, address: int, nbytes: int) -> None:
-        """Fill `nbytes` bytes at `address` with 0xFF (a NaN in every float type); raises as `view` does."""
-        self.view(address, nbytes).fill(POISON)

@@ -39,7 +39,7 @@ class StepOutput:
     """What one step returns: rows of the step without its pads, and its record.
 
     `hidden_states` (T, hc, h) and `pre_mix` (T, hc) as the replay layers return them, `late_aux` and `early_aux`
-    (T, h) each. They live in buffers of the runner: read them before the next step.
+    (T, h) each. Outputs of graphs live in their pool or in the break buffers: read them before the next step.
     """
 
     hidden_states: torch.Tensor
@@ -204,6 +204,7 @@ class StepRunner:
         batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds, RuntimeError naming a buffer
         or cache that moved since it was made (B4).
         """
+        self._check_addresses()
         self._check_bounds(batch, block_tables, input_ids)
         record = dispatch_step(
             batch,
@@ -233,9 +234,11 @@ class StepRunner:
             if layer.shared_cache is not None
         }
 
-    def _check_bounds(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> None:
+    def _check_addresses(self) -> None:
         self._caches.check(self._named_caches())
         self.replay_layers.break_buffers.check_addresses()
+
+    def _check_bounds(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> None:
         longest = int(batch.seq_lens.max(initial=0))
         if longest > self.shape.max_position:
             raise ValueError(f"seq_len {longest} of a request exceeds max_position {self.shape.max_position}")

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from replay_sim.capture.arena import Arena
+from replay_sim.capture.arena import POISON, Arena
 
 MIB, GIB = 1 << 20, 1 << 30
 POOL = 1
@@ -69,7 +69,7 @@ def test_poison_fills_exactly_its_range_and_is_nan_in_every_float_type() -> None
     """C12."""
     arena = Arena(64 * MIB)
     address = arena.allocator.malloc(4096)
-    arena.poison(address + 1024, 1024)
+    arena.view(address + 1024, 1024).fill(POISON)
     whole = arena.view(address, 4096)
     assert not whole[:1024].any() and not whole[2048:].any()
     for dtype in (np.float16, np.float32, np.float64):
@@ -103,7 +103,7 @@ def test_segments_that_are_given_back_are_joined_and_used_again_and_read_as_zero
     arena = Arena(28 * MIB)
     allocator = arena.allocator
     first, second = allocator.malloc(12 * MIB), allocator.malloc(12 * MIB)
-    arena.poison(second, 512)
+    arena.view(second, 512).fill(POISON)
     allocator.free(first)
     allocator.free(second)
     assert allocator.empty_cache() == [first, second]

@@ -42,6 +42,7 @@ class ReplayReason(enum.StrEnum):
     THRESHOLD_OFF = "piecewise graph, no trim threshold"
     BELOW_THRESHOLD = "piecewise graph below the trim threshold"
     NOTHING_TRIMS = "eager step, no prefill trims"
+    OFF = "decoder replay is off"
     GRAPH = "replay graph holds the rows"
     NO_SIZES = "no replay sizes are planned"
     TOO_MANY_ROWS = "more rows than the largest replay size"
@@ -86,17 +87,19 @@ def dispatch_step(
     model_sizes: Collection[int],
     full_sizes: Collection[int],
     replay_sizes: Collection[int],
+    replay: bool = True,
 ) -> StepRecord:
     """How a step with this batch runs, given which of the planned sizes were really captured (D1-D3, G3, S5).
 
     One policy for all graphs: the plan's smallest size that holds what is asked, if that one was captured;
     else PIECEWISE after FULL, and eager after that. No graph is dispatched to that was not captured.
     The same prompt may be trimmed in one step and not in another: an eager step trims whenever a prefill is
-    longer than the window, a PIECEWISE graph only from the threshold on. The record says which.
+    longer than the window, a PIECEWISE graph only from the threshold on. The record says which. Without `replay`
+    the layers run on the whole batch in every mode: what measurements compare with; a graph that breaks needs replay.
     """
     tokens, reqs = batch.num_tokens, batch.num_reqs
     mode, padded, model_reason = _model_mode(batch, plan, model_sizes, full_sizes)
-    rows, refusal = _replay_rows(batch, plan, mode, padded)
+    rows, refusal = _replay_rows(batch, plan, mode, padded) if replay else (0, ReplayReason.OFF)
     if refusal is not None:
         return StepRecord(tokens, padded, mode, 0, 0, None, refusal, reqs, model_reason)
     replay_mode, padded_rows, reason = _replay_mode(rows, plan, replay_sizes)

@@ -21,7 +21,7 @@ from replay_sim.decoder.kv_cache import KVCache
 from replay_sim.decoder.layer import FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY
 from replay_sim.decoder.model import Decoder
 from replay_sim.decoder.step_context import StepContextBuilder
-from replay_sim.decoder.weights import make_weights
+from replay_sim.decoder.weights import DecoderWeights, make_weights
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.plan.dummy_batch import check_cache_slots
 from replay_sim.replay.context import ReplayBatch, has_forward_context, use_forward_context
@@ -54,7 +54,8 @@ class StepRunner:
 
     `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4), and
     without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
-    all three for study, the last two cost memory (O5).
+    all three for study, the last two cost memory (O5). `weights` are those of another runner of the same shape, which
+    then cost no memory again; without them they are drawn from `seed`.
     The cache has one block more, which only dummy batches write. Every step runs eagerly until
     `capture_model_graphs` and `capture_replay_graphs` were called. Raises ValueError for a plan of another window than
     the shape's, and for sizes that the cache does not hold (A5).
@@ -70,6 +71,7 @@ class StepRunner:
         max_blocks: int,
         block_size: int = 64,
         seed: int = 0,
+        weights: DecoderWeights | None = None,
         sharing: PoolSharing | None = None,
         largest_first: bool = True,
         hold_outputs: bool = False,
@@ -82,7 +84,7 @@ class StepRunner:
         self._largest_first, self._hold_outputs = largest_first, hold_outputs
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
-        self.decoder = Decoder(shape, make_weights(shape, device, seed), cache)
+        self.decoder = Decoder(shape, weights or make_weights(shape, device, seed), cache)
         self.replay_layers = self._make_replay_layers()
         self.contexts = StepContextBuilder(
             self.replay_layers.spec,
@@ -198,21 +200,30 @@ class StepRunner:
         return {"replay": self.replay_layers(inputs), "early_aux": early_aux}
 
     def step(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> StepOutput:
-        """Run one batch and return its outputs and record (D1-D4).
+        """Run one batch as it is dispatched, and return its outputs and record (D1-D4); raises what `run` raises."""
+        return self.run(batch, block_tables, input_ids, self.dispatch(batch))
 
-        `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
-        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds, RuntimeError naming a buffer
-        or cache that moved since it was made (B4).
-        """
-        self._check_addresses()
-        self._check_bounds(batch, block_tables, input_ids)
-        record = dispatch_step(
+    def dispatch(self, batch: Batch) -> StepRecord:
+        """How the batch would run, given what was captured (D1-D3)."""
+        return dispatch_step(
             batch,
             self.plan,
             model_sizes=self.model_graphs.keys(),
             full_sizes=self.full_graphs.keys(),
             replay_sizes=self.replay_graphs.sizes,
         )
+
+    def run(
+        self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
+    ) -> StepOutput:
+        """Run one batch as `record` says, which `dispatch` made, or an arm of a measurement.
+
+        `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
+        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds, RuntimeError naming a buffer
+        or cache that moved since it was made (B4), KeyError for a record whose graph was not captured.
+        """
+        self._check_addresses()
+        self._check_bounds(batch, block_tables, input_ids)
         with self.backend.on_stream(self.stream), torch.no_grad():
             context = self.contexts.build(batch, block_tables, input_ids, record)
             with use_forward_context(context):

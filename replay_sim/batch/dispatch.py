@@ -80,6 +80,30 @@ def smallest_size(sizes: Sequence[int], count: int) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
+@attrs.frozen
+class StepNeeds:
+    """What one step asks of dispatch, of one rank or of several together.
+
+    is_uniform_decode: all requests decode the plan's query_len_decode tokens (D1). kept_rows: the rows that the replay
+    layers keep (S1). trims: a prefill keeps fewer rows than it has (S5).
+    """
+
+    num_tokens: int
+    num_reqs: int
+    is_uniform_decode: bool
+    kept_rows: int
+    trims: bool
+
+
+def step_needs(batch: Batch, plan: CapturePlan) -> StepNeeds:
+    """What a step with this batch asks for (D1, S1, S5)."""
+    tokens = kept = batch.num_tokens
+    uniform = batch.uniform_decode_len == plan.query_len_decode
+    if not uniform and batch.query_lens.max(initial=0) > plan.window:
+        kept = int(kept_lengths(batch, plan.window).sum())
+    return StepNeeds(tokens, batch.num_reqs, uniform, kept, kept < tokens)
+
+
 def dispatch_step(
     batch: Batch,
     plan: CapturePlan,
@@ -97,23 +121,39 @@ def dispatch_step(
     longer than the window, a PIECEWISE graph only from the threshold on. The record says which. Without `replay`
     the layers run on the whole batch in every mode: what measurements compare with; a graph that breaks needs replay.
     """
-    tokens, reqs = batch.num_tokens, batch.num_reqs
-    mode, padded, model_reason = _model_mode(batch, plan, model_sizes, full_sizes)
-    rows, refusal = _replay_rows(batch, plan, mode, padded) if replay else (0, ReplayReason.OFF)
+    needs = step_needs(batch, plan)
+    return dispatch_needs(
+        needs, plan, model_sizes=model_sizes, full_sizes=full_sizes, replay_sizes=replay_sizes, replay=replay
+    )
+
+
+def dispatch_needs(
+    needs: StepNeeds,
+    plan: CapturePlan,
+    *,
+    model_sizes: Collection[int],
+    full_sizes: Collection[int],
+    replay_sizes: Collection[int],
+    replay: bool = True,
+) -> StepRecord:
+    """How a step that asks for this runs: the policy of `dispatch_step`, whose batch may be that of several ranks."""
+    tokens, reqs = needs.num_tokens, needs.num_reqs
+    mode, padded, model_reason = _model_mode(needs, plan, model_sizes, full_sizes)
+    refusal = _replay_refusal(needs, plan, mode, padded) if replay else ReplayReason.OFF
     if refusal is not None:
         return StepRecord(tokens, padded, mode, 0, 0, None, refusal, reqs, model_reason)
-    replay_mode, padded_rows, reason = _replay_mode(rows, plan, replay_sizes)
-    return StepRecord(tokens, padded, mode, rows, padded_rows, replay_mode, reason, reqs, model_reason)
+    replay_mode, padded_rows, reason = _replay_mode(needs.kept_rows, plan, replay_sizes)
+    return StepRecord(tokens, padded, mode, needs.kept_rows, padded_rows, replay_mode, reason, reqs, model_reason)
 
 
 def _model_mode(
-    batch: Batch, plan: CapturePlan, model_sizes: Collection[int], full_sizes: Collection[int]
+    needs: StepNeeds, plan: CapturePlan, model_sizes: Collection[int], full_sizes: Collection[int]
 ) -> tuple[CudagraphMode, int, ModelReason]:
     """D1: the model's mode, padded tokens, and why. A batch without tokens runs nothing."""
-    tokens = batch.num_tokens
+    tokens = needs.num_tokens
     if not tokens:
         return CudagraphMode.NONE, 0, ModelReason.EMPTY
-    if batch.uniform_decode_len == plan.query_len_decode:
+    if needs.is_uniform_decode:
         full = smallest_size(plan.full_sizes, tokens)
         if full is not None and full in full_sizes:
             return CudagraphMode.FULL, full, ModelReason.FULL
@@ -126,23 +166,19 @@ def _model_mode(
     return CudagraphMode.PIECEWISE, size, ModelReason.PIECEWISE
 
 
-def _replay_rows(
-    batch: Batch, plan: CapturePlan, mode: CudagraphMode, padded_tokens: int
-) -> tuple[int, ReplayReason | None]:
-    """S5, D2: the rows of the step's replay batch, or why there is none."""
-    if not batch.num_tokens:
-        return 0, ReplayReason.EMPTY
+def _replay_refusal(
+    needs: StepNeeds, plan: CapturePlan, mode: CudagraphMode, padded_tokens: int
+) -> ReplayReason | None:
+    """S5, D2: why the step has no replay batch, or None if it has one."""
+    if not needs.num_tokens:
+        return ReplayReason.EMPTY
     if mode is CudagraphMode.FULL:
-        return 0, ReplayReason.FULL_GRAPH
-    if mode is CudagraphMode.PIECEWISE:
-        if plan.trim_threshold is None:
-            return 0, ReplayReason.THRESHOLD_OFF
-        if padded_tokens < plan.trim_threshold:
-            return 0, ReplayReason.BELOW_THRESHOLD
-    rows = int(kept_lengths(batch, plan.window).sum())
-    if mode is CudagraphMode.NONE and rows == batch.num_tokens:
-        return 0, ReplayReason.NOTHING_TRIMS
-    return rows, None
+        return ReplayReason.FULL_GRAPH
+    if mode is CudagraphMode.NONE:
+        return None if needs.trims else ReplayReason.NOTHING_TRIMS
+    if plan.trim_threshold is None:
+        return ReplayReason.THRESHOLD_OFF
+    return ReplayReason.BELOW_THRESHOLD if padded_tokens < plan.trim_threshold else None
 
 
 def _replay_mode(

@@ -11,7 +11,7 @@ from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.capture import eager_break
 from replay_sim.replay.context import ForwardContext, get_forward_context, use_forward_context
 from replay_sim.replay.graphs import ReplayGraphs
-from replay_sim.replay.movement import gather_rows, scatter_into
+from replay_sim.replay.movement import gather_rows, scatter_into, zero_rows
 from replay_sim.replay.row_tensors import RowTensors
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -78,6 +78,7 @@ class ReplayLayers:
     def run_replay_batch(self, inputs: RowTensors) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Run the layers on the step's replay batch, in its graph if it has one, else eagerly (L5).
 
+        Eagerly, a batch of no rows runs on its pads: a rank without rows meets the other ranks' collectives (X2).
         Returns the kept rows' index and their outputs. Raises RuntimeError if the step has no replay batch (S5).
         """
         batch = get_forward_context().replay_batch
@@ -87,6 +88,9 @@ class ReplayLayers:
                 f"trim_threshold {self.trim_threshold} padded tokens always needs it"
             )
         with use_forward_context(batch.context):
+            if batch.context.mode is CudagraphMode.NONE and not batch.context.num_tokens:
+                outputs = self.spec.run_layers(zero_rows(batch.context.padded_tokens, inputs))
+                return batch.rows, tuple(output[:0] for output in outputs)
             if batch.context.mode is CudagraphMode.NONE:
                 return batch.rows, self.spec.run_layers(gather_rows(batch.rows, inputs))
             if self.graphs is None:

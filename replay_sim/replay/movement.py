@@ -24,6 +24,13 @@ def gather_rows(rows: torch.Tensor, inputs: RowTensors) -> dict[str, torch.Tenso
     return {name: None if value is None else value.index_select(0, rows) for name, value in inputs.items()}
 
 
+def zero_rows(count: int, inputs: RowTensors) -> dict[str, torch.Tensor | None]:
+    """New tensors like the inputs, of `count` rows of zeros: what runs where no row is kept (X2)."""
+    return {
+        name: None if value is None else value.new_zeros((count, *value.shape[1:])) for name, value in inputs.items()
+    }
+
+
 def gather_into(rows: torch.Tensor, inputs: RowTensors, buffers: Mapping[str, torch.Tensor], padded: int) -> None:
     """Fill rows [0, r) of every buffer with the inputs' `rows` and clear [r, padded) (B2).
 

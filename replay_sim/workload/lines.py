@@ -56,12 +56,12 @@ def read_columns(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[s
         yield number, [fields[index] for index in indices]
 
 
-def check_count(path: Path, number: int, field: str, value: object, minimum: int) -> int:
-    """A number of tokens from a field's text or JSON value; TraceError if it is none or out of bounds."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_TOKENS)):
+def check_count(path: Path, number: int, field: str, value: object, minimum: int, maximum: int = MAX_TOKENS) -> int:
+    """A number, of tokens if not said otherwise, from a field's text or JSON value; TraceError out of bounds."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(maximum)):
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_TOKENS:
-        raise TraceError(path, number, field, f"an integer from {minimum} to {MAX_TOKENS}", value)
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise TraceError(path, number, field, f"an integer from {minimum} to {maximum}", value)
     return value
 
 

@@ -97,6 +97,7 @@ def prediction_table(records: Iterable[tuple[str, Record]]) -> pd.DataFrame:
     rows = [
         {
             "config": point.get("plan"),
+            "decoder": record.settings.get("model"),
             "arrangement": point["arrangement"],
             "order": point["order"],
             "outputs": point.get("outputs"),

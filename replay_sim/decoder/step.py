@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -31,6 +31,9 @@ from replay_sim.replay.row_tensors import input_specs, output_specs
 from replay_sim.replay.sharing import PoolSharing, SharingChoice, choose_sharing
 from replay_sim.replay.static_buffers import StaticBuffers
 
+if TYPE_CHECKING:
+    from replay_sim.replay.ranks import RankAgreement
+
 Progress = Callable[[Iterable[int], str], Iterable[int]]
 
 
@@ -55,10 +58,11 @@ class StepRunner:
     `max_blocks` bounds the blocks of one request. `sharing` overrides the pool sharing chosen from the model (O4), and
     without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
     all three for study, the last two cost memory (O5). `weights` are those of another runner of the same shape, which
-    then cost no memory again; without them they are drawn from `seed`.
+    then cost no memory again; without them they are drawn from `seed`. With an `agreement`, of the same plan, every
+    dispatch is agreed with the other ranks (X1); a single rank has none.
     The cache has one block more, which only dummy batches write. Every step runs eagerly until
     `capture_model_graphs` and `capture_replay_graphs` were called. Raises ValueError for a plan of another window than
-    the shape's, and for sizes that the cache does not hold (A5).
+    the shape's or that is not the agreement's, and for sizes that the cache does not hold (A5).
     """
 
     def __init__(
@@ -72,16 +76,20 @@ class StepRunner:
         block_size: int = 64,
         seed: int = 0,
         weights: DecoderWeights | None = None,
+        agreement: RankAgreement | None = None,
         sharing: PoolSharing | None = None,
         largest_first: bool = True,
         hold_outputs: bool = False,
     ) -> None:
         if shape.window != plan.window:
             raise ValueError(f"window {plan.window} of the plan differs from window {shape.window} of {shape.name}")
+        if agreement is not None and agreement.plan != plan:
+            raise ValueError(f"plan {plan} differs from the agreement's: {agreement.plan}")
         check_cache_slots(plan, num_blocks * block_size, max_blocks * block_size)
         self.shape, self.plan, self.backend = shape, plan, backend
         self.num_blocks, self.block_size = num_blocks, block_size
         self._largest_first, self._hold_outputs = largest_first, hold_outputs
+        self._agreement = agreement
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, weights or make_weights(shape, device, seed), cache)
@@ -203,15 +211,27 @@ class StepRunner:
         """Run one batch as it is dispatched, and return its outputs and record (D1-D4); raises what `run` raises."""
         return self.run(batch, block_tables, input_ids, self.dispatch(batch))
 
+    def idle_step(self) -> StepOutput:
+        """Join a step of the other ranks with pads only, as a rank that says that it is idle (X2).
+
+        Raises ValueError without an agreement, and what `run` raises.
+        """
+        if self._agreement is None:
+            raise ValueError("agreement is None: only a rank beside others has idle steps")
+        return self.run(Batch(), [], np.empty(0, np.int32), self._agreement.dispatch_idle(**self._captured_sizes()))
+
     def dispatch(self, batch: Batch) -> StepRecord:
-        """How the batch would run, given what was captured (D1-D3)."""
-        return dispatch_step(
-            batch,
-            self.plan,
-            model_sizes=self.model_graphs.keys(),
-            full_sizes=self.full_graphs.keys(),
-            replay_sizes=self.replay_graphs.sizes,
-        )
+        """How the batch would run, given what was captured (D1-D3); ranks agree on a step with each call (X1)."""
+        if self._agreement is not None:
+            return self._agreement.dispatch(batch, **self._captured_sizes())
+        return dispatch_step(batch, self.plan, **self._captured_sizes())
+
+    def _captured_sizes(self) -> dict[str, Any]:
+        return {
+            "model_sizes": self.model_graphs.keys(),
+            "full_sizes": self.full_graphs.keys(),
+            "replay_sizes": self.replay_graphs.sizes,
+        }
 
     def run(
         self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
@@ -219,8 +239,9 @@ class StepRunner:
         """Run one batch as `record` says, which `dispatch` made, or an arm of a measurement.
 
         `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
-        batch runs nothing (S6). Raises ValueError naming the bound that a batch exceeds, RuntimeError naming a buffer
-        or cache that moved since it was made (B4), KeyError for a record whose graph was not captured.
+        batch runs nothing (S6), unless other ranks make it run pads (X2). Raises ValueError naming the bound that a
+        batch exceeds, RuntimeError naming a buffer or cache that moved since it was made (B4), KeyError for a record
+        whose graph was not captured.
         """
         self._check_addresses()
         self._check_bounds(batch, block_tables, input_ids)
@@ -228,7 +249,7 @@ class StepRunner:
             context = self.contexts.build(batch, block_tables, input_ids, record)
             with use_forward_context(context):
                 graphs = {CudagraphMode.PIECEWISE: self.model_graphs, CudagraphMode.FULL: self.full_graphs}
-                if not record.num_tokens:
+                if not record.padded_tokens:
                     outputs = self._no_rows()
                 elif record.mode is CudagraphMode.NONE:
                     outputs = self._forward(record.padded_tokens)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from replay_sim.batch.addresses import FixedAddresses
+from replay_sim.batch.metadata_op import write_replay_metadata
 from replay_sim.batch.request import Batch
-from replay_sim.batch.rows import kept_lengths, select_rows
+from replay_sim.batch.rows import kept_lengths
 from replay_sim.batch.staging import Staging
 
 BlockTables = Sequence[npt.NDArray[np.int32]]
@@ -157,20 +158,24 @@ def _padded(values: np.ndarray, padded: int, pad: int) -> np.ndarray:
 
 
 class ReplayMetadataBuffers:
-    """Device buffers at fixed addresses for the metadata of any replay batch of at most `max_rows` rows."""
+    """Device buffers at fixed addresses for the metadata of any replay batch of a step of at most `max_rows` rows.
+
+    `output_row_of` int32 (max_rows,) is the index map of the scatter: for each row of the step the replay batch's row
+    that lands there, or -1 (L6); rows beyond the step's tokens have -1.
+    """
 
     def __init__(self, *, max_rows: int, max_num_seqs: int, device: torch.device) -> None:
-        self.max_rows = max_rows
+        self.max_rows, self.max_num_seqs = max_rows, max_num_seqs
         self.rows = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.slot_mapping = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.request_of_row = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.window_start_first = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.window_start_rest = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.output_row_of = torch.full((max_rows,), -1, dtype=torch.int32, device=device)
         self.query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._addresses = FixedAddresses(_named_tensors(self))
-        self._device = device
 
     def write(self, batch: Batch, source: BatchMetadataBuffers, padded_rows: int) -> None:
         """Fill the buffers from the batch written last into `source`: in one launch on a GPU, plainly on a CPU (S9).
@@ -178,46 +183,21 @@ class ReplayMetadataBuffers:
         `query_start_loc` repeats its last offset beyond the batch's requests (B8). Raises ValueError if `padded_rows`
         is less than the batch's kept rows or more than the buffers hold, RuntimeError naming a buffer that moved (B4).
         """
+        self.check(int(kept_lengths(batch, source.window).sum()), padded_rows)
+        write_replay_metadata(self, source, batch.num_reqs, padded_rows)
+
+    def check(self, kept: int, padded_rows: int) -> None:
+        """What `write` checks before it writes `kept` rows, for a graph that writes them itself."""
         self._addresses.check(_named_tensors(self))
-        kept = int(kept_lengths(batch, source.window).sum())
         if not kept <= padded_rows <= self.max_rows:
             raise ValueError(
                 f"padded_rows {padded_rows} must be at least the {kept} rows that the batch keeps and at most the "
                 f"{self.max_rows} rows of the replay metadata buffers"
             )
-        if self._device.type == "cuda":
-            from replay_sim.batch.rows_kernel import replay_metadata_into
 
-            replay_metadata_into(self, source, batch.num_reqs, padded_rows)
-        else:
-            self._write_reference(batch, source, padded_rows)
-
-    def _write_reference(self, batch: Batch, source: BatchMetadataBuffers, padded: int) -> None:
-        """The plain implementation that the kernel must equal exactly (S9)."""
-        selected = select_rows(batch, source.window)
-        rows = torch.from_numpy(selected.rows)
-        r = selected.num_rows
-        positions = source.positions[rows]
-        owner = source.request_of_row[rows]
-        trimmed_start = torch.from_numpy(selected.window_starts)[owner.long()]
-        for buffer, pad in (
-            (self.rows, -1),
-            (self.positions, 0),
-            (self.slot_mapping, PAD_SLOT),
-            (self.request_of_row, PAD_REQUEST),
-            (self.window_start_first, 0),
-            (self.window_start_rest, 0),
-        ):
-            buffer[r:padded] = pad
-        self.rows[:r] = rows
-        self.positions[:r] = positions
-        self.slot_mapping[:r] = source.slot_mapping[rows]
-        self.request_of_row[:r] = owner
-        self.window_start_first[:r] = source.window_start[rows]
-        self.window_start_rest[:r] = torch.maximum(trimmed_start, positions - source.window + 1)
-        self.query_start_loc[: batch.num_reqs + 1] = torch.from_numpy(selected.query_start_loc)
-        self.query_start_loc[batch.num_reqs + 1 :] = r
-        self.num_rows[0] = r
+    def write_captured(self, source: BatchMetadataBuffers, padded_rows: int) -> None:
+        """As `write`, of whatever batch is in `source` when it runs: what a graph captures of it."""
+        write_replay_metadata(self, source, self.max_num_seqs, padded_rows)
 
     def metadata(self, padded_rows: int, source: BatchMetadataBuffers, *, first_layer: bool) -> AttentionMetadata:
         """The first rows, for the first replay layer, which keeps the batch's window starts, or the rest (S4)."""

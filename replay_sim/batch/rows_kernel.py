@@ -1,14 +1,10 @@
-"""The replay batch's metadata made on the device in one launch (S9)."""
+"""The replay batch's metadata and index map made on the device in one launch (S9)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from replay_sim.batch.metadata import BatchMetadataBuffers, ReplayMetadataBuffers
+from torch import Tensor
 
 _BLOCK = 256
 
@@ -32,7 +28,7 @@ def rows_before(query_start_loc, keeps_all, end, window, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "max_num_seqs", "window", "padded"])
+@triton.jit(do_not_specialize=["num_reqs", "max_num_seqs", "window", "padded", "max_tokens"])
 def replay_metadata_kernel(
     query_start_loc,
     computed,
@@ -45,15 +41,20 @@ def replay_metadata_kernel(
     request_of_row,
     window_start_first,
     window_start_rest,
+    output_row_of,
     replay_query_start_loc,
     num_rows,
     num_reqs,
     max_num_seqs,
     window,
     padded,
+    max_tokens,
     BLOCK: tl.constexpr,
 ):
-    """Program r < num_reqs writes request r's kept rows; each later one clears the pads among BLOCK rows."""
+    """Program r < num_reqs writes request r's kept rows and where each of its rows lands in the outputs.
+
+    Each later one clears the pads among BLOCK rows, and the map of as many rows beyond the batch's tokens.
+    """
     program = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     first_row = rows_before(query_start_loc, keeps_all, tl.minimum(program, num_reqs), window, BLOCK)
@@ -78,6 +79,12 @@ def replay_metadata_kernel(
             tl.store(request_of_row + at, tl.zeros([BLOCK], tl.int32) + program, mask=mask)
             tl.store(window_start_first + at, tl.maximum(start, lowest), mask=mask)
             tl.store(window_start_rest + at, tl.maximum(trimmed_start, lowest), mask=mask)
+        for block in range(0, length, BLOCK):
+            offset = block + lane
+            lands = first_row + offset - (length - kept)
+            lands = tl.where((offset >= length - kept) & (lands < padded), lands, -1)
+            inside = (offset < length) & (begin + offset < max_tokens)
+            tl.store(output_row_of + begin + offset, lands, mask=inside)
     else:
         if program == num_reqs:
             tl.store(num_rows, first_row)
@@ -93,34 +100,22 @@ def replay_metadata_kernel(
         tl.store(request_of_row + at, tl.full([BLOCK], -1, tl.int32), mask=mask)
         tl.store(window_start_first + at, nothing, mask=mask)
         tl.store(window_start_rest + at, nothing, mask=mask)
+        row = (program - num_reqs) * BLOCK + lane
+        beyond = (row >= tl.load(query_start_loc + num_reqs)) & (row < max_tokens)
+        tl.store(output_row_of + row, tl.full([BLOCK], -1, tl.int32), mask=beyond)
 
 
-def replay_metadata_into(
-    target: ReplayMetadataBuffers, source: BatchMetadataBuffers, num_reqs: int, padded_rows: int
-) -> None:
-    """Fill `target`'s first padded_rows rows from the batch of num_reqs requests in `source` (S1 to S4, S8, S9).
-
-    The replay query_start_loc repeats its last offset beyond those requests (B8). One launch, no wait.
-    padded_rows is at least the number of kept rows; rows beyond it would be left out.
-    """
-    replay_metadata_kernel[(num_reqs + max(1, triton.cdiv(padded_rows, _BLOCK)),)](
-        source.query_start_loc,
-        source.computed,
-        source.request_window_start,
-        source.keeps_all,
-        source.slot_mapping,
-        target.rows,
-        target.positions,
-        target.slot_mapping,
-        target.request_of_row,
-        target.window_start_first,
-        target.window_start_rest,
-        target.query_start_loc,
-        target.num_rows,
-        num_reqs,
-        target.query_start_loc.shape[0] - 1,
-        source.window,
-        padded_rows,
-        BLOCK=_BLOCK,
-        num_warps=4,
-    )
+def replay_metadata_(
+    query_start_loc: Tensor, computed: Tensor, window_start: Tensor, keeps_all: Tensor, slot_mapping: Tensor,
+    rows: Tensor, positions: Tensor, slots: Tensor, request_of_row: Tensor, window_start_first: Tensor,
+    window_start_rest: Tensor, output_row_of: Tensor, replay_query_start_loc: Tensor, num_rows: Tensor,
+    num_reqs: int, window: int, padded: int,
+) -> None:  # fmt: skip
+    """The operation of metadata_op on a GPU: one launch, whose grid depends on num_reqs, padded and the map alone."""
+    max_tokens = output_row_of.shape[0]
+    blocks = triton.cdiv(max(padded, max_tokens, 1), _BLOCK)
+    replay_metadata_kernel[(num_reqs + blocks,)](
+        query_start_loc, computed, window_start, keeps_all, slot_mapping, rows, positions, slots, request_of_row,
+        window_start_first, window_start_rest, output_row_of, replay_query_start_loc, num_rows, num_reqs,
+        replay_query_start_loc.shape[0] - 1, window, padded, max_tokens, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip

@@ -6,8 +6,9 @@ import torch
 from triton_device import DEVICE
 
 from replay_sim.batch.metadata import BatchMetadataBuffers, ReplayMetadataBuffers
+from replay_sim.batch.metadata_op import metadata_tensors, write_replay_metadata
 from replay_sim.batch.request import Batch, Phase, Request
-from replay_sim.batch.rows_kernel import replay_metadata_into
+from replay_sim.batch.rows_kernel import replay_metadata_
 
 WINDOW, BLOCK_SIZE = 8, 4
 PADS = (0, 1, 300)
@@ -64,11 +65,18 @@ def fill(requests: list[Request], window: int, device: str) -> tuple[Batch, Batc
     return batch, source
 
 
+ALL = (*PER_ROW, "output_row_of", "query_start_loc", "num_rows")
+
+
 def poisoned(rows: int, num_reqs: int, device: str) -> ReplayMetadataBuffers:
     target = ReplayMetadataBuffers(max_rows=rows, max_num_seqs=num_reqs + 1, device=torch.device(device))
-    for name in (*PER_ROW, "query_start_loc", "num_rows"):
+    for name in ALL:
         getattr(target, name).fill_(POISON)
     return target
+
+
+def launch(target: ReplayMetadataBuffers, source: BatchMetadataBuffers, num_reqs: int, padded: int) -> None:
+    replay_metadata_(*metadata_tensors(target, source), num_reqs, source.window, padded)
 
 
 def written_out(requests: list[Request], slots: list[int], window: int) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -88,15 +96,18 @@ def written_out(requests: list[Request], slots: list[int], window: int) -> tuple
     return rows, ends
 
 
-def check(requests: list[Request], window: int, pads: int) -> None:
+def check(requests: list[Request], window: int, pads: int, told_reqs: int | None = None) -> None:
     batch, source = fill(requests, window, DEVICE)
     rows, ends = written_out(requests, source.slot_mapping.tolist(), window)
     padded = len(rows) + pads
-    target = poisoned(padded + 1, batch.num_reqs, DEVICE)
-    replay_metadata_into(target, source, batch.num_reqs, padded)
-    expected = [*rows, *[(-1, 0, -1, -1, 0, 0)] * pads, (POISON,) * len(PER_ROW)]
+    size = max(padded, batch.num_tokens) + 1
+    target = poisoned(size, batch.num_reqs, DEVICE)
+    launch(target, source, batch.num_reqs if told_reqs is None else told_reqs, padded)
+    expected = [*rows, *[(-1, 0, -1, -1, 0, 0)] * pads, *[(POISON,) * len(PER_ROW)] * (size - padded)]
     for name, column in zip(PER_ROW, zip(*expected, strict=True), strict=True):
         assert getattr(target, name).tolist() == list(column), name
+    lands = {row[0]: place for place, row in enumerate(rows)}
+    assert target.output_row_of.tolist() == [lands.get(row, -1) for row in range(size)]
     assert target.query_start_loc.tolist() == [*ends, ends[-1]], "B8: the tail repeats the last offset"
     assert target.num_rows.tolist() == [len(rows)]
 
@@ -113,6 +124,12 @@ def test_pads_belong_to_no_request_and_nothing_beyond_them_is_written(pads: int)
     check(MIXES["decodes beside prefills"], WINDOW, pads)
 
 
+def test_told_of_more_requests_than_there_are_the_kernel_writes_the_same() -> None:
+    """S9, B8: a captured launch is told max_num_seqs, as it cannot read the host's count."""
+    requests = MIXES["decodes beside prefills"]
+    check(requests, WINDOW, pads=3, told_reqs=len(requests) + 1)
+
+
 def test_a_window_wider_than_one_block_of_the_kernel_is_kept_whole() -> None:
     """S1, S9."""
     check([prefill(700, 20, window_start=4), prefill(290)], window=300, pads=2)
@@ -124,9 +141,10 @@ def test_the_kernel_equals_the_plain_reference_exactly(seed: int) -> None:
     requests = random_mix(seed)
     batch, on_host = fill(requests, WINDOW, "cpu")
     padded = len(written_out(requests, on_host.slot_mapping.tolist(), WINDOW)[0]) + seed % 4
-    reference = poisoned(padded, batch.num_reqs, "cpu")
-    reference.write(batch, on_host, padded)
-    actual = poisoned(padded, batch.num_reqs, DEVICE)
-    replay_metadata_into(actual, fill(requests, WINDOW, DEVICE)[1], batch.num_reqs, padded)
-    for name in (*PER_ROW, "query_start_loc", "num_rows"):
+    size, told = max(padded, batch.num_tokens) + 1, batch.num_reqs + seed % 2
+    reference = poisoned(size, batch.num_reqs, "cpu")
+    write_replay_metadata(reference, on_host, told, padded)
+    actual = poisoned(size, batch.num_reqs, DEVICE)
+    launch(actual, fill(requests, WINDOW, DEVICE)[1], told, padded)
+    for name in ALL:
         assert torch.equal(getattr(actual, name).cpu(), getattr(reference, name)), name

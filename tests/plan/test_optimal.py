@@ -40,7 +40,7 @@ def workloads(draw: st.DrawFn) -> tuple[dict, dict, dict]:
     return histogram, dict(zip(candidates, costs, strict=True)), eager
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(workload=workloads())
 def test_the_optimum_of_every_number_of_graphs_is_that_of_all_subsets(
     workload: tuple[dict, dict, dict],

@@ -1,4 +1,4 @@
-"""The operations that a step launches: bytes, arithmetic and kernels of each, counted from shapes (issue 4, point 5)."""
+"""The operations that a step launches: bytes, arithmetic and kernels of each, counted from shapes (issue 4)."""
 
 from __future__ import annotations
 

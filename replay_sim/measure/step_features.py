@@ -1,0 +1,146 @@
+"""Counts of many steps as arrays: what the step-time form multiplies with its coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.config.shapes import DecoderShape
+from replay_sim.measure.roofline import PARTS, Rates, step_parts
+from replay_sim.measure.step_case import StepCase
+from replay_sim.measure.step_launches import step_launches
+from replay_sim.measure.step_ops import KINDS, Op
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NUM_SMS = 132
+"""Multiprocessors of the GPUs that are modelled: the tiles of a product run in waves of as many."""
+TILE = 128
+"""Rows and columns of a product's tile, and rows of an expert's."""
+PAIRS_PER_US = 1000.0
+"""Routing's nominal pace: each expert's program walks over all pairs."""
+
+
+@attrs.frozen(eq=False)
+class OpArrays:
+    """All operations of P steps, one entry each: whose they are, launches, and microseconds at nominal rates.
+
+    `step`, `part` and `kind` are indices into the steps, PARTS and KINDS; `bytes_us`, `flops_us` and `serial_us` are
+    of one launch: bytes over bandwidth, arithmetic of whole tiles over the matmul rate, and the waves of tiles or of
+    rows that follow each other on one multiprocessor.
+    """
+
+    step: Ints
+    part: Ints
+    kind: Ints
+    count: Floats
+    kernels: Floats
+    bytes_us: Floats
+    flops_us: Floats
+    serial_us: Floats
+
+
+@attrs.frozen(eq=False)
+class StepArrays:
+    """P steps: their operations, their launches (P, parts) and what the host stages.
+
+    `graphs`, `breaks`, `eager_kernels`, `graph_kernels`, `runs` float64 (P, parts); `tokens`, `reqs`, `has_replay`,
+    `region_eager` float64 (P).
+    """
+
+    ops: OpArrays
+    graphs: Floats
+    breaks: Floats
+    eager_kernels: Floats
+    graph_kernels: Floats
+    tokens: Floats
+    reqs: Floats
+    has_replay: Floats
+    region_eager: Floats
+
+    @property
+    def num_steps(self) -> int:
+        """P."""
+        return len(self.tokens)
+
+
+@attrs.frozen
+class ModelStep:
+    """A step to be modelled: on which decoder shape, how dispatched, at which rates of its run."""
+
+    shape: DecoderShape
+    case: StepCase
+    rates: Rates
+
+
+def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
+    """The counts of `steps`."""
+    entries: list[tuple[float, ...]] = []
+    launches = np.zeros((4, len(steps), len(PARTS)))
+    for index, step in enumerate(steps):
+        shape, case = step.shape, step.case
+        parts = step_parts(shape, case)
+        for part, (name, ops) in enumerate(parts.items()):
+            entries += [(index, part, *_op_entry(op, shape, step.rates)) for op in ops]
+            of_part = step_launches(shape, case, parts)[name]
+            launches[:, index, part] = attrs.astuple(of_part)
+    columns = np.array(entries).T
+    cases = [step.case for step in steps]
+    return StepArrays(
+        ops=OpArrays(*columns[:3].astype(np.int64), *columns[3:]),
+        graphs=launches[0],
+        breaks=launches[1],
+        eager_kernels=launches[2],
+        graph_kernels=launches[3],
+        tokens=np.array([case.padded_tokens for case in cases], np.float64),
+        reqs=np.array([case.num_reqs for case in cases], np.float64),
+        has_replay=np.array([case.has_replay_batch for case in cases], np.float64),
+        region_eager=np.array([case.replay_mode is CudagraphMode.NONE for case in cases], np.float64),
+    )
+
+
+def _op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
+    """kind, count, kernels and the three nominal times of one operation."""
+    flops, serial = _tiled(op, shape, rates)
+    bytes_us = op.nbytes / rates.bandwidth * 1e6
+    return KINDS.index(op.kind), op.count, op.kernels, bytes_us, flops, serial
+
+
+def _tiled(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, float]:
+    """Microseconds of an operation's arithmetic in whole tiles, and of its waves."""
+    plain = op.flops / rates.matmul * 1e6
+    tile_us = 2.0 * TILE * TILE * op.inner / (rates.matmul / NUM_SMS) * 1e6
+    columns = math.ceil(op.width / TILE)
+    if op.kind == "dense":
+        whole = math.ceil(op.rows / TILE) * columns * op.groups
+        return whole * tile_us / NUM_SMS, math.ceil(whole / NUM_SMS) * tile_us
+    if op.kind == "experts":
+        share = shape.num_experts_per_tok / shape.num_experts
+        tiles = op.groups * expected_tiles(int(op.rows), share, TILE) * columns
+        return tiles * tile_us / NUM_SMS, max(1.0, tiles / NUM_SMS) * tile_us
+    if op.kind == "attention":
+        key_bytes = op.inner / op.rows * shape.head_dim * shape.dtype_bytes
+        waves = math.ceil(op.rows / NUM_SMS)
+        return plain, waves * key_bytes / (rates.bandwidth / NUM_SMS) * 1e6
+    if op.kind == "routing":
+        return plain, op.rows * shape.num_experts_per_tok / PAIRS_PER_US
+    return plain, 0.0
+
+
+@lru_cache(maxsize=4096)
+def expected_tiles(rows: int, share: float, tile: int) -> float:
+    """Expected tiles of `tile` rows of one expert, which each of `rows` rows picks with probability `share`."""
+    if share >= 1:
+        return float(math.ceil(rows / tile))
+    count = np.arange(rows + 1)
+    log_factorial = np.concatenate([[0.0], np.log(np.arange(1, rows + 1)).cumsum()])
+    log_choices = log_factorial[rows] - log_factorial - log_factorial[::-1]
+    chance = np.exp(log_choices + count * math.log(share) + (rows - count) * math.log1p(-share))
+    return float((chance * -(-count // tile)).sum())

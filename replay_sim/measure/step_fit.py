@@ -1,0 +1,148 @@
+"""Fits the step-time model to the bundled records, and says how wrong it is on points that it did not see (issue 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replay_sim.measure.least_squares import fit_positive
+from replay_sim.measure.measured_steps import ARM_NAMES, StepPoint, columns, measured_steps
+from replay_sim.measure.records import Record, bundled_records
+from replay_sim.measure.roofline import Rates, rates_of
+from replay_sim.measure.step_features import Floats, step_arrays
+from replay_sim.measure.step_form import PRIORS, Coefficients, step_times
+from replay_sim.measure.step_model import FITTED_FILE, ArmError, StepModel, compared, write_model
+
+HOST_WEIGHT, DEVICE_WEIGHT = 0.3, 0.7
+"""How much a relative error of host or device time counts beside one of step time."""
+OUTLIER = 0.05
+PRIOR_WEIGHT = 0.02
+
+
+def fit_coefficients(points: Sequence[StepPoint]) -> dict[str, float]:
+    """The coefficients of PRIORS that fit the points that are not held out; relative errors, outliers damped.
+
+    Raises ValueError when none is left to fit.
+    """
+    seen = [point for point in points if not point.held_out]
+    if not seen:
+        raise ValueError(f"{len(points)} points, all held out: none is left to fit")
+    arrays = step_arrays([point.step for point in seen])
+    step_us, host_us, device_us = columns(seen)
+    profiled = ~np.isnan(device_us)
+    names = list(PRIORS)
+
+    def residuals(values: Floats) -> Floats:
+        times = step_times(arrays, dict(zip(names, values.tolist(), strict=True)))
+        return np.concatenate(
+            [
+                np.log(times.step / step_us),
+                HOST_WEIGHT * np.log(times.host / host_us),
+                DEVICE_WEIGHT * np.log(times.device[profiled] / device_us[profiled]),
+            ]
+        )
+
+    start = np.array(list(PRIORS.values()))
+    weight = PRIOR_WEIGHT * len(seen) ** 0.5
+    fitted = fit_positive(residuals, start, outlier=OUTLIER, prior_weight=weight)
+    return {name: float(f"{value:.6g}") for name, value in zip(names, fitted.tolist(), strict=True)}
+
+
+def step_errors(points: Sequence[StepPoint], coefficients: Coefficients) -> tuple[Floats, Floats, Floats]:
+    """Predicted over measured, less one, of step, host and device time, float64 (P) each; NaN where not measured."""
+    times = step_times(step_arrays([point.step for point in points]), coefficients)
+    step_us, host_us, device_us = columns(points)
+    return times.step / step_us - 1, times.host / host_us - 1, times.device / device_us - 1
+
+
+def held_out_errors(points: Sequence[StepPoint], coefficients: Coefficients) -> dict[str, dict[str, Any]]:
+    """Median and 95th percentile of the absolute relative error of step time by arm, and over all: held-out points."""
+    held = [point for point in points if point.held_out]
+    if not held:
+        return {}
+    errors = np.abs(step_errors(held, coefficients)[0])
+    arms = np.array([point.arm for point in held])
+    groups = {arm: errors[arms == arm] for arm in ARM_NAMES if (arms == arm).any()} | {"all": errors}
+    return {name: {"n": len(of), **_quantiles(of)} for name, of in groups.items()}
+
+
+def _quantiles(errors: Floats) -> dict[str, float]:
+    median, p95 = np.percentile(errors, (50, 95))
+    return {"median": round(float(median), 5), "p95": round(float(p95), 5)}
+
+
+def error_table(points: Sequence[StepPoint], coefficients: Coefficients) -> str:
+    """Errors by arm and sweep as markdown: of all points the median signed one, of held-out ones median and p95."""
+    from tabulate import tabulate
+
+    step, host, device = (100 * error for error in step_errors(points, coefficients))
+    held = np.array([point.held_out for point in points])
+    keys = [(point.arm, point.sweep) for point in points]
+    everything = [(arm, "all") for arm, _ in keys], [("all", "all")] * len(keys)
+    rows: list[list[Any]] = []
+    for names in (keys, *everything):
+        for name in sorted(set(names)):
+            of = np.array([key == name for key in names])
+            seen, kept = np.abs(step[of & ~held]), np.abs(step[of & held])
+            signed = [np.nanmedian(values[of]) if (~np.isnan(values[of])).any() else None for values in (host, device)]
+            rows.append([*name, int(of.sum()), *_both(seen), *_both(kept), np.median(step[of]), *signed])
+    headers = ["arm", "sweep", "n", "fit |%|", "fit p95", "held |%|", "held p95", "step %", "host %", "device %"]
+    return tabulate(rows, headers, tablefmt="pipe", floatfmt=".1f")
+
+
+def _both(errors: Floats) -> list[float | None]:
+    return [float(value) for value in np.percentile(errors, (50, 95))] if len(errors) else [None, None]
+
+
+def fit_model(records: Mapping[str, Record]) -> StepModel:
+    """The model fitted to `steps` records by name, all of one GPU and one decoder shape.
+
+    Raises ValueError for records that differ in that, and for none.
+    """
+    points = measured_steps(records.values())
+    gpus = {record.environment["gpu"] for record in records.values()}
+    shapes = {str(record.settings["model"]) for record in records.values()}
+    if len(gpus) != 1 or len(shapes) != 1:
+        raise ValueError(
+            f"records of GPUs {sorted(map(str, gpus))} and models {sorted(shapes)}: allowed is one of each"
+        )
+    coefficients = fit_coefficients(points)
+    rates = [rates_of(record.settings) for record in records.values()]
+    provenance = sorted({record.provenance for record in records.values()})
+    return StepModel(
+        shape=shapes.pop(),
+        rates=Rates(float(np.median([of.bandwidth for of in rates])), float(np.median([of.matmul for of in rates]))),
+        provenance=f"{len(points)} points of {', '.join(sorted(records))}, {'; '.join(provenance)}",
+        seed=min(record.seed for record in records.values()),
+        coefficients=coefficients,
+        errors={arm: ArmError(**error) for arm, error in held_out_errors(points, coefficients).items()},
+        domain=_domain(points),
+    )
+
+
+def _domain(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int]]]:
+    """The least and the most of what steps are compared by, by arm: of the points that were fitted."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for point in points:
+        if point.held_out:
+            continue
+        seen = found.setdefault(point.arm, {})
+        for key, value in compared(point.step.shape, point.step.case).items():
+            least, most = seen.get(key, (value, value))
+            seen[key] = min(least, value), max(most, value)
+    return {arm: found[arm] for arm in ARM_NAMES if arm in found}
+
+
+def main() -> None:
+    """Fit the bundled `steps` records of a GPU, write the model beside this module, and print its errors."""
+    records = {name: record for name, record in bundled_records("steps") if record.environment["gpu"]}
+    model = fit_model(records)
+    write_model(model, Path(__file__).with_name(FITTED_FILE))
+    print(error_table(measured_steps(records.values()), model.coefficients))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The form of the step-time model: from counts and coefficients to host, device and step time (issue 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+
+from replay_sim.measure.roofline import PARTS
+from replay_sim.measure.step_features import Floats, StepArrays
+from replay_sim.measure.step_ops import KINDS
+
+SHARPNESS = 3.0
+"""An operation takes the power mean of this order of its bounds: near the largest, above it where two are close."""
+
+PRIORS: dict[str, float] = {
+    **{f"{kind}.bytes": 1.2 for kind in KINDS},
+    **{f"{kind}.floor": 2.0 for kind in KINDS},
+    **{f"{kind}.flops": 1.3 for kind in ("streams", "dense", "experts", "attention")},
+    **{f"{kind}.serial": 0.3 for kind in ("dense", "experts", "attention", "routing")},
+    "gap.eager": 1.0,
+    "gap.graph": 0.5,
+    "gap.graphs": 3.0,
+    "device.step": 20.0,
+    "device.token": 0.003,
+    "host.step": 200.0,
+    "host.token": 0.02,
+    "host.req": 3.0,
+    "host.kernel": 8.0,
+    "host.graph": 10.0,
+    "host.break": 20.0,
+    "host.replay": 50.0,
+    "host.region": 50.0,
+    "host.region_eager": 50.0,
+    "host.end": 20.0,
+    "latency": 5.0,
+}
+"""Every coefficient by name, and where a fit starts.
+
+KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel. gap: idle
+microseconds on the device a kernel launched eagerly, a kernel in a graph, a graph launch. device.step, .token:
+staging on the device. host: microseconds a step, padded token, request, eager kernel, graph launch, eager break, replay
+batch, replay region, eager replay region, and after the last part. latency: from a launch until the device has it.
+"""
+
+Coefficients = Mapping[str, float]
+
+
+@attrs.frozen(eq=False)
+class StepTimes:
+    """Microseconds of P steps, float64 (P): `step` until all is done, `host` until the call returned, `device` busy.
+
+    `busy` and `host_parts` are (P, parts), PARTS' order, staging not among them.
+    """
+
+    step: Floats
+    host: Floats
+    device: Floats
+    busy: Floats
+    host_parts: Floats
+
+
+def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
+    """The times of all steps of `arrays` at the given coefficients, one for each of PRIORS."""
+    busy = _busy(arrays, coefficients)
+    host_parts = _host_parts(arrays, coefficients)
+    staged_host = (
+        coefficients["host.step"]
+        + coefficients["host.token"] * arrays.tokens
+        + coefficients["host.req"] * arrays.reqs
+        + coefficients["host.replay"] * arrays.has_replay
+    )
+    staged_device = coefficients["device.step"] + coefficients["device.token"] * arrays.tokens
+    spans = (
+        busy
+        + coefficients["gap.eager"] * arrays.eager_kernels
+        + coefficients["gap.graph"] * arrays.graph_kernels
+        + coefficients["gap.graphs"] * arrays.graphs
+    )
+    host, done = staged_host, staged_host + coefficients["latency"]
+    for part in range(len(PARTS)):
+        began = np.maximum(done, host + coefficients["latency"])
+        host = host + host_parts[:, part]
+        done = np.maximum(began + spans[:, part], host + coefficients["latency"])
+    host = host + coefficients["host.end"]
+    return StepTimes(
+        step=np.maximum(done, host),
+        host=host,
+        device=busy.sum(axis=1) + staged_device,
+        busy=busy,
+        host_parts=host_parts,
+    )
+
+
+def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
+    """Kernel time by step and part: each operation's bounds together, and a floor for each kernel."""
+
+    def by_kind(bound: str) -> Floats:
+        return np.array([coefficients.get(f"{kind}.{bound}", 0.0) for kind in KINDS])
+
+    ops = arrays.ops
+    bounds = (
+        by_kind("bytes")[ops.kind] * ops.bytes_us,
+        by_kind("flops")[ops.kind] * ops.flops_us,
+        by_kind("serial")[ops.kind] * ops.serial_us,
+    )
+    bound = sum(value**SHARPNESS for value in bounds) ** (1 / SHARPNESS)
+    each = ops.count * (bound + by_kind("floor")[ops.kind] * ops.kernels)
+    busy = np.zeros((arrays.num_steps, len(PARTS)))
+    np.add.at(busy, (ops.step, ops.part), each)
+    return busy
+
+
+def _host_parts(arrays: StepArrays, coefficients: Coefficients) -> Floats:
+    """Host time by step and part; the replay region's own is with the movement of rows."""
+    parts = (
+        coefficients["host.kernel"] * arrays.eager_kernels
+        + coefficients["host.graph"] * arrays.graphs
+        + coefficients["host.break"] * arrays.breaks
+    )
+    region = coefficients["host.region"] * arrays.has_replay + coefficients["host.region_eager"] * arrays.region_eager
+    parts[:, PARTS.index("movement")] += region
+    return parts

@@ -27,6 +27,9 @@ class Meaning(enum.Enum):
     TRIMMED = "trimmed row"
     PAD = "pad"
     BREAK = "break"
+    DEFAULT_PLAN = "default"
+    EXPLICIT_PLAN = "explicit"
+    OPTIMAL_PLAN = "optimal"
 
 
 @attrs.frozen
@@ -45,6 +48,9 @@ LOOKS = {
     Meaning.TRIMMED: Look("#C9D1D9"),
     Meaning.PAD: Look("#FFFFFF", "/"),
     Meaning.BREAK: Look("#F4D35E", "x"),
+    Meaning.DEFAULT_PLAN: Look(INK),
+    Meaning.EXPLICIT_PLAN: Look("#5AA9C9", "-"),
+    Meaning.OPTIMAL_PLAN: Look("#C2185B", "|"),
 }
 """Lightness differs wherever the pattern does not, so that the looks stay apart in grey."""
 

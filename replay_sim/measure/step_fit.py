@@ -19,7 +19,7 @@ from replay_sim.measure.step_model import FITTED_FILE, ArmError, StepModel, comp
 HOST_WEIGHT, DEVICE_WEIGHT = 0.3, 0.7
 """How much a relative error of host or device time counts beside one of step time."""
 OUTLIER = 0.05
-PRIOR_WEIGHT = 0.02
+PRIOR_WEIGHT = 0.003
 
 
 def fit_coefficients(points: Sequence[StepPoint]) -> dict[str, float]:

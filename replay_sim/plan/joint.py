@@ -64,7 +64,7 @@ class JointPlanner:
         self.kept_sizes = tuple(sorted(set(kept_sizes)))
         self.total_weight = float(steps.weights.sum())
         self._trims = steps.rows < steps.tokens
-        sizes = sorted({*model_candidates, *self.kept_sizes})
+        sizes = self.model_candidates = tuple(sorted({*model_candidates, *self.kept_sizes}))
         self._plain_us = {size: costs.model_us(size, "PIECEWISE", False) for size in sizes}
         self._break_us = {size: costs.model_us(size, "PIECEWISE", True) for size in sizes}
         kinds = zip(steps.tokens.tolist(), self._trims.tolist(), strict=True)

@@ -210,13 +210,13 @@ class DispatchTable:
     model_reasons: Counter[ModelReason] = attrs.field(factory=Counter)
     replay_reasons: Counter[ReplayReason] = attrs.field(factory=Counter)
 
-    def add(self, record: StepRecord) -> None:
-        """Count one step."""
-        self.model[record.num_tokens, record.padded_tokens, record.mode] += 1
-        self.model_reasons[record.model_reason] += 1
-        self.replay_reasons[record.reason] += 1
+    def add(self, record: StepRecord, count: int = 1) -> None:
+        """Count a step, or as many with the same record."""
+        self.model[record.num_tokens, record.padded_tokens, record.mode] += count
+        self.model_reasons[record.model_reason] += count
+        self.replay_reasons[record.reason] += count
         if record.replay_mode is not None:
-            self.replay[record.replay_rows, record.padded_rows, record.replay_mode] += 1
+            self.replay[record.replay_rows, record.padded_rows, record.replay_mode] += count
 
     def extend(self, records: Iterable[StepRecord]) -> None:
         """Count several steps."""

@@ -206,6 +206,8 @@ def _check_columns(
     query_lens: npt.NDArray[np.int64], computed: npt.NDArray[np.int64], window_starts: npt.NDArray[np.int64]
 ) -> None:
     """Refuse what a Request would refuse, naming the field and its first bad value."""
+    if (query_lens | computed | window_starts | (computed - window_starts)).min() >= 0:
+        return
     for name, column in (("query_len", query_lens), ("computed", computed), ("window_start", window_starts)):
         if column.min() < 0:
             value = column[column < 0][0]

@@ -89,7 +89,7 @@ def step_parts(shape: DecoderShape, case: StepCase) -> dict[str, tuple[Op, ...]]
     first_rows, rows = (replay_rows(shape, case, first_layer=flag) for flag in (True, False))
     return {
         "first_layers": tuple(first),
-        "kv_write": tuple(_kv_write(shape, batch)),
+        "kv_write": tuple(_kv_write(shape, case, batch)),
         "movement": tuple(_movement(shape, case)),
         "replay_layers": tuple(_replay_layers(shape, first_rows, rows, writes_kv=False)),
     }
@@ -119,29 +119,38 @@ def _replay_layers(shape: DecoderShape, first_rows: Rows, rows: Rows, *, writes_
     ]
 
 
-def _kv_write(shape: DecoderShape, batch: Rows) -> list[Op]:
-    """The first replay layer's latents of every row of the batch, written to both of its caches (L3)."""
+def _kv_write(shape: DecoderShape, case: StepCase, batch: Rows) -> list[Op]:
+    """The first replay layer's latents of every row of the batch, written to both of its caches (L3).
+
+    Beside a graph one kernel more says where the inputs of the replay region lie.
+    """
+    in_graph = case.one_launch or case.mode is CudagraphMode.PIECEWISE
     return [
         step_ops.boundary(shape, "KV boundary", batch.padded),
         *step_ops.query_latent(shape, batch.padded),
         *step_ops.shared_latent(shape, batch.padded),
         step_ops.write_kv(shape, batch, count=2),
+        *([Op(name="addresses", kind="movement", nbytes=0.0)] if in_graph else []),
     ]
 
 
 def _movement(shape: DecoderShape, case: StepCase) -> list[Op]:
     """The gather of the kept rows, and the scatter of the outputs into rows that are cleared (B2, L6).
 
-    An eager replay batch gathers no pads. Every output row of the step is written, the kept ones read as well.
+    An eager replay batch gathers no pads. Fresh outputs of an eager step are cleared as a whole; the break buffers of
+    a graph where the step before wrote, which is taken to have kept as many rows.
     """
-    late = len(shape.late_aux_layers)
     pads = case.padded_rows - case.replay_rows
     in_bytes, out_bytes = static_bytes_per_row(shape), break_bytes_per_row(shape)
-    gather = (2 * case.replay_rows + pads) * in_bytes
-    scatter = (case.replay_rows + case.padded_tokens) * out_bytes
-    in_graph = case.replay_mode is CudagraphMode.PIECEWISE
-    gathers, scatters = (1, 1) if case.one_launch else (14 if in_graph and pads else 7, 2 * (2 + late))
+    in_buffers = case.one_launch or case.mode is CudagraphMode.PIECEWISE
+    written = 2 * case.replay_rows if in_buffers else case.padded_tokens
+    gathers = 1 if case.one_launch else 7 * (2 if pads else 1)
     return [
-        Op(name="gather", kind="movement", nbytes=gather, kernels=gathers),
-        Op(name="scatter", kind="movement", nbytes=scatter, kernels=scatters),
+        Op(name="gather", kind="movement", nbytes=(2 * case.replay_rows + pads) * in_bytes, kernels=gathers),
+        Op(
+            name="scatter",
+            kind="movement",
+            nbytes=(case.replay_rows + written) * out_bytes,
+            kernels=1 if in_buffers else 2 * (2 + len(shape.late_aux_layers)),
+        ),
     ]

@@ -119,11 +119,11 @@ def fit_model(records: Mapping[str, Record]) -> StepModel:
         seed=min(record.seed for record in records.values()),
         coefficients=coefficients,
         errors={arm: ArmError(**error) for arm, error in held_out_errors(points, coefficients).items()},
-        domain=_domain(points),
+        domain=domain_of(points),
     )
 
 
-def _domain(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int]]]:
+def domain_of(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int]]]:
     """The least and the most of what steps are compared by, by arm: of the points that were fitted."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for point in points:

@@ -28,8 +28,8 @@ class Launches:
 def step_launches(shape: DecoderShape, case: StepCase, parts: dict[str, tuple[Op, ...]]) -> dict[str, Launches]:
     """The launches of each part of `parts`, which are those of the step.
 
-    A PIECEWISE graph has a segment before each attention, and one after the last of them unless nothing is left: the
-    KV write of the batch ends it with a break, and the replay region is another break.
+    A PIECEWISE graph has a segment before each attention and one after the last of them. One that breaks for replay
+    ends with the KV write of the batch, a break of its own, and a last segment before the replay region.
     """
     first = _stretch(case.mode, parts["first_layers"], shape.cut, trailing=0)
     late = shape.num_replay_layers
@@ -43,7 +43,7 @@ def step_launches(shape: DecoderShape, case: StepCase, parts: dict[str, tuple[Op
             "movement": Launches(),
             "replay_layers": replay,
         }
-    kv_write = _stretch(case.mode, parts["kv_write"], 1, trailing=0)
+    kv_write = _stretch(case.mode, parts["kv_write"], 1, trailing=1)
     movement = Launches(eager_kernels=_kernels(parts["movement"]))
     if case.one_launch:
         layers = _stretch(CudagraphMode.FULL, parts["replay_layers"], late, trailing=0)

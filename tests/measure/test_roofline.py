@@ -170,7 +170,7 @@ def test_a_replay_batch_moves_its_rows_and_spares_the_late_layers_the_others() -
     assert rows["wq_b"] == 128
     gather, scatter = on["movement"]
     assert gather.nbytes == 2 * 128 * 51308, "the bytes of a row of the seven inputs (system.md)"
-    assert scatter.nbytes == (128 + 4096) * (7 * 5120 * 2 + 16)
+    assert scatter.nbytes == (128 + 2 * 128) * (7 * 5120 * 2 + 16), "those read, written, and cleared"
 
 
 def test_a_context_longer_than_window_and_topk_changes_no_count_of_keys() -> None:

@@ -40,8 +40,8 @@ def staircase_figure(plan: CapturePlan, source: str) -> go.Figure:
         row=1,
         col=1,
     )
-    _shade_unreachable(figure, plan, end)
-    ticks = _thinned(plan.replay_sizes)
+    shade_unreachable(figure, plan, end)
+    ticks = thinned(plan.replay_sizes)
     figure.update_xaxes(range=[0, end], tickvals=ticks, ticktext=[f"{size:,}" for size in ticks])
     figure.update_xaxes(title_text="rows of the replay batch (ticks: capture sizes)", row=2, col=1)
     figure.update_yaxes(title_text="padded rows", rangemode="tozero", tickformat=",", row=1, col=1)
@@ -78,8 +78,8 @@ def _add_steps(figure: go.Figure, points: list[tuple[int, int]]) -> None:
     )
 
 
-def _shade_unreachable(figure: go.Figure, plan: CapturePlan, end: int) -> None:
-    """Grey where no batch has so many rows (P6)."""
+def shade_unreachable(figure: go.Figure, plan: CapturePlan, end: int) -> None:
+    """Grey up to `end` where no batch has so many rows (P6)."""
     start = 0
     for low, high in (*reachable_rows(plan), (end + 1, end + 1)):
         if low - 1 > start:
@@ -97,7 +97,7 @@ def _shade_unreachable(figure: go.Figure, plan: CapturePlan, end: int) -> None:
         )
 
 
-def _thinned(sizes: tuple[int, ...]) -> list[int]:
+def thinned(sizes: tuple[int, ...]) -> list[int]:
     """The sizes as ticks, evenly left out where they would not fit; the last always stays."""
     stride = -(-len(sizes) // TICKS_THAT_FIT) or 1
     return sorted({*sizes[::stride], *sizes[-1:]})

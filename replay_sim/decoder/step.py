@@ -14,7 +14,15 @@ from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_step
 from replay_sim.batch.metadata import BlockTables
 from replay_sim.batch.request import Batch
-from replay_sim.capture import BreakableGraph, CaptureBackend, CaptureError, capture, refuse_nested_capture, warm_up
+from replay_sim.capture import (
+    BreakableGraph,
+    CaptureBackend,
+    CaptureError,
+    capture,
+    garbage_collection_paused,
+    refuse_nested_capture,
+    warm_up,
+)
 from replay_sim.config.shapes import DecoderShape
 from replay_sim.decoder.dummy_batch import dummy_decode, dummy_prefill
 from replay_sim.decoder.kv_cache import KVCache
@@ -24,9 +32,11 @@ from replay_sim.decoder.step_context import StepContextBuilder
 from replay_sim.decoder.weights import DecoderWeights, make_weights
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.plan.dummy_batch import check_cache_slots
+from replay_sim.replay.break_buffers import BreakBuffers
 from replay_sim.replay.context import ReplayBatch, has_forward_context, use_forward_context
-from replay_sim.replay.graphs import ReplayGraphs
+from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
 from replay_sim.replay.layers import ReplayLayers, ReplaySpec
+from replay_sim.replay.one_launch import OneLaunchGraphs
 from replay_sim.replay.row_tensors import input_specs, output_specs
 from replay_sim.replay.sharing import PoolSharing, SharingChoice, choose_sharing
 from replay_sim.replay.static_buffers import StaticBuffers
@@ -59,7 +69,7 @@ class StepRunner:
     without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
     all three for study, the last two cost memory (O5). `weights` are those of another runner of the same shape, which
     then cost no memory again; without them they are drawn from `seed`. With an `agreement`, of the same plan, every
-    dispatch is agreed with the other ranks (X1); a single rank has none.
+    dispatch is agreed with the other ranks (X1); a single rank has none. `replay_form` is that of the replay graphs.
     The cache has one block more, which only dummy batches write. Every step runs eagerly until
     `capture_model_graphs` and `capture_replay_graphs` were called. Raises ValueError for a plan of another window than
     the shape's or that is not the agreement's, and for sizes that the cache does not hold (A5).
@@ -77,6 +87,7 @@ class StepRunner:
         seed: int = 0,
         weights: DecoderWeights | None = None,
         agreement: RankAgreement | None = None,
+        replay_form: ReplayForm = ReplayForm.BREAKABLE,
         sharing: PoolSharing | None = None,
         largest_first: bool = True,
         hold_outputs: bool = False,
@@ -105,8 +116,8 @@ class StepRunner:
         self.sharing: SharingChoice = choose_sharing(has_early_aux=bool(shape.early_aux_layers), override=sharing)
         self.pool, self.stream = backend.make_pool(), backend.make_stream()
         self.pools = [self.pool]
-        self.replay_graphs = self._make_replay_graphs()
-        self.replay_layers.graphs = self.replay_graphs
+        self._graphs_by_form = {ReplayForm.BREAKABLE: self._make_replay_graphs()}
+        self.use_replay_form(replay_form)
         self._caches = FixedAddresses(self._named_caches())
         self.model_graphs: dict[int, BreakableGraph] = {}
         self.full_graphs: dict[int, BreakableGraph] = {}
@@ -118,7 +129,7 @@ class StepRunner:
         inputs = StaticBuffers(
             input_specs(shape.hidden_size, shape.hc_mult, dtype), max(plan.replay_sizes, default=0), device
         )
-        outputs = StaticBuffers(
+        outputs = BreakBuffers(
             output_specs(shape.hidden_size, shape.hc_mult, dtype, len(shape.late_aux_layers)),
             max(plan.breaking_sizes, default=0),
             device,
@@ -133,33 +144,60 @@ class StepRunner:
         return ReplayLayers(spec, inputs, outputs, plan.trim_threshold)
 
     def _make_replay_graphs(self) -> ReplayGraphs:
+        return ReplayGraphs(**self._replay_place(), prepare=self.prepare_replay, hold_outputs=self._hold_outputs)
+
+    def _make_one_launch_graphs(self) -> OneLaunchGraphs:
+        contexts = self.contexts
+        return OneLaunchGraphs(
+            **self._replay_place(),
+            prepare=self.prepare_replay,
+            write_rows=lambda size: contexts.replay.write_captured(contexts.batch, size),
+            addresses=self.replay_layers.input_addresses,
+            targets=self.replay_layers.break_buffers,
+        )
+
+    def _replay_place(self) -> dict[str, Any]:
+        """Where replay graphs are captured and what they run, by the pool sharing (O1-O3)."""
         sharing, backend = self.sharing.sharing, self.backend
         if sharing is PoolSharing.OWN_POOL:
             self.pools.append(backend.make_pool())
-        return ReplayGraphs(
-            backend=backend,
-            pool=self.pools[-1],
-            stream=backend.make_stream() if sharing is PoolSharing.OWN_STREAM else self.stream,
-            buffers=self.replay_layers.inputs,
-            run_layers=self.replay_layers.spec.run_layers,
-            prepare=self.prepare_replay,
-            hold_outputs=self._hold_outputs,
-        )
+        return {
+            "backend": backend,
+            "pool": self.pools[-1],
+            "stream": backend.make_stream() if sharing is PoolSharing.OWN_STREAM else self.stream,
+            "buffers": self.replay_layers.inputs,
+            "run_layers": self.replay_layers.spec.run_layers,
+        }
+
+    def use_replay_form(self, form: ReplayForm) -> None:
+        """From here on `capture_replay_graphs` captures this form, and steps run it.
+
+        Graphs of the other form stay captured, over the same model graphs, so that forms can be measured in turn.
+        """
+        if form not in self._graphs_by_form:
+            self._graphs_by_form[form] = self._make_one_launch_graphs()
+        self.replay_form = form
+        self.replay_graphs = self.replay_layers.graphs = self._graphs_by_form[form]
 
     def capture_model_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
         """Capture the PIECEWISE and then the FULL graphs, each largest first (C8).
 
-        Raises what a capture raises; the sizes captured before it stay usable. CaptureError while a step runs (G4).
+        The garbage collector is collected once and off for all sizes (C9). Raises what a capture raises; the sizes
+        captured before it stay usable. CaptureError while a step runs (G4).
         """
-        for size in progress(self._in_order(self.plan.model_sizes), "PIECEWISE"):
-            batch = dummy_prefill(size, self.plan.max_num_seqs)
-            self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
-        for size in progress(self._in_order(self.plan.full_sizes), "FULL"):
-            batch = dummy_decode(size, self.plan.query_len_decode, self.plan.max_num_seqs)
-            self.full_graphs[size] = self._capture(batch, {"full_sizes": (size,)}, full=True)
+        with garbage_collection_paused():
+            for size in progress(self._in_order(self.plan.model_sizes), "PIECEWISE"):
+                batch = dummy_prefill(size, self.plan.max_num_seqs)
+                self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
+            for size in progress(self._in_order(self.plan.full_sizes), "FULL"):
+                batch = dummy_decode(size, self.plan.query_len_decode, self.plan.max_num_seqs)
+                self.full_graphs[size] = self._capture(batch, {"full_sizes": (size,)}, full=True)
 
     def capture_replay_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
-        """Capture the replay graphs, largest first, after the model graphs, whose free memory they may reuse (O1)."""
+        """Capture the replay graphs of the form in use, largest first, after the model graphs, whose memory they reuse.
+
+        Only what is free in the pool, and only where stream and pool are shared (O1).
+        """
         self.replay_graphs.capture(progress(self._in_order(self.plan.replay_sizes), "replay"))
 
     def _in_order(self, sizes: tuple[int, ...]) -> list[int]:
@@ -218,19 +256,19 @@ class StepRunner:
         """
         if self._agreement is None:
             raise ValueError("agreement is None: only a rank beside others has idle steps")
-        return self.run(Batch(), [], np.empty(0, np.int32), self._agreement.dispatch_idle(**self._captured_sizes()))
+        return self.run(Batch(), [], np.empty(0, np.int32), self._agreement.dispatch_idle(**self._captured_sizes(0)))
 
     def dispatch(self, batch: Batch) -> StepRecord:
         """How the batch would run, given what was captured (D1-D3); ranks agree on a step with each call (X1)."""
         if self._agreement is not None:
-            return self._agreement.dispatch(batch, **self._captured_sizes())
-        return dispatch_step(batch, self.plan, **self._captured_sizes())
+            return self._agreement.dispatch(batch, **self._captured_sizes(batch.num_tokens))
+        return dispatch_step(batch, self.plan, **self._captured_sizes(batch.num_tokens))
 
-    def _captured_sizes(self) -> dict[str, Any]:
+    def _captured_sizes(self, num_tokens: int) -> dict[str, Any]:
         return {
             "model_sizes": self.model_graphs.keys(),
             "full_sizes": self.full_graphs.keys(),
-            "replay_sizes": self.replay_graphs.sizes,
+            "replay_sizes": self.replay_layers.graph_sizes(num_tokens),
         }
 
     def run(
@@ -246,7 +284,7 @@ class StepRunner:
         self._check_addresses()
         self._check_bounds(batch, block_tables, input_ids)
         with self.backend.on_stream(self.stream), torch.no_grad():
-            context = self.contexts.build(batch, block_tables, input_ids, record)
+            context = self.contexts.build(batch, block_tables, input_ids, record, self.replay_form)
             with use_forward_context(context):
                 graphs = {CudagraphMode.PIECEWISE: self.model_graphs, CudagraphMode.FULL: self.full_graphs}
                 if not record.padded_tokens:

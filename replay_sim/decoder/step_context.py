@@ -7,10 +7,11 @@ import numpy.typing as npt
 import torch
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
-from replay_sim.batch.metadata import BatchMetadataBuffers, BlockTables, ReplayMetadataBuffers
+from replay_sim.batch.metadata import AttentionMetadata, BatchMetadataBuffers, BlockTables, ReplayMetadataBuffers
 from replay_sim.batch.request import Batch
 from replay_sim.decoder.layer import WINDOW_KEY
 from replay_sim.replay.context import ForwardContext, ReplayBatch
+from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.layers import ReplaySpec
 
 
@@ -40,18 +41,24 @@ class StepContextBuilder:
             device=device,
         )
         self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
+        self._replay_metadata: dict[int, dict[str, AttentionMetadata]] = {}
 
     def build(
-        self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
+        self,
+        batch: Batch,
+        block_tables: BlockTables,
+        input_ids: npt.NDArray[np.int32],
+        record: StepRecord,
+        form: ReplayForm = ReplayForm.BREAKABLE,
     ) -> ForwardContext:
         """Write the batch as `record` says that it runs, and return its forward context.
 
-        Raises ValueError naming the bound that a batch exceeds.
+        `form` is that of the replay graphs. Raises ValueError naming the bound that a batch exceeds.
         """
         metadata = self.batch.write(batch, block_tables, input_ids, record.padded_tokens)
         replay_batch = None
         if record.replay_mode is not None:
-            replay_batch = self.replay_batch(batch, record.replay_rows, record.padded_rows, record.replay_mode)
+            replay_batch = self.replay_batch(batch, record.replay_rows, record.padded_rows, record.replay_mode, form)
         return ForwardContext(
             mode=record.mode,
             num_tokens=record.num_tokens,
@@ -61,17 +68,37 @@ class StepContextBuilder:
             replay_batch=replay_batch,
         )
 
-    def replay_batch(self, batch: Batch, rows: int, padded_rows: int, mode: CudagraphMode) -> ReplayBatch:
-        """The replay batch of the batch written last: `rows` kept rows, padded to `padded_rows` (S2-S4, S8)."""
-        self.replay.write(batch, self.batch, padded_rows)
-        first = self.replay.metadata(padded_rows, self.batch, first_layer=True)
-        rest = self.replay.metadata(padded_rows, self.batch, first_layer=False)
+    def replay_batch(
+        self,
+        batch: Batch,
+        rows: int,
+        padded_rows: int,
+        mode: CudagraphMode,
+        form: ReplayForm = ReplayForm.BREAKABLE,
+    ) -> ReplayBatch:
+        """The replay batch of the batch written last: `rows` kept rows, padded to `padded_rows` (S2-S4, S8).
+
+        A replay graph of the form ONE_LAUNCH writes what it holds; for all else it is written here.
+        """
+        if form is ReplayForm.ONE_LAUNCH and mode is CudagraphMode.PIECEWISE:
+            self.replay.check(rows, padded_rows)
+        else:
+            self.replay.write(batch, self.batch, padded_rows)
         context = ForwardContext(
             mode=mode,
             num_tokens=rows,
             padded_tokens=padded_rows,
-            metadata={key: first if key == self.spec.first_window_key else rest for key in self.spec.metadata_keys},
+            metadata=self._metadata_of(padded_rows),
             num_rows=self.replay.num_rows,
             first_layer_kv_written=True,
         )
-        return ReplayBatch(self.replay.rows[:rows], context)
+        return ReplayBatch(self.replay.rows[:rows], context, self.replay.output_row_of)
+
+    def _metadata_of(self, padded_rows: int) -> dict[str, AttentionMetadata]:
+        """Views of the replay buffers by key, made once for each size, as the buffers never move."""
+        if padded_rows not in self._replay_metadata:
+            first = self.replay.metadata(padded_rows, self.batch, first_layer=True)
+            rest = self.replay.metadata(padded_rows, self.batch, first_layer=False)
+            keys = self.spec.metadata_keys
+            self._replay_metadata[padded_rows] = {k: first if k == self.spec.first_window_key else rest for k in keys}
+        return self._replay_metadata[padded_rows]

@@ -24,14 +24,7 @@ class PaddedEagerRunner(StepRunner):
     """A StepRunner that dispatches, pads, gathers and scatters as one with graphs does, and captures none."""
 
     def _make_replay_graphs(self) -> ReplayGraphs:
-        return PaddedEagerReplay(
-            backend=self.backend,
-            pool=self.pool,
-            stream=self.stream,
-            buffers=self.replay_layers.inputs,
-            run_layers=self.replay_layers.spec.run_layers,
-            prepare=self.prepare_replay,
-        )
+        return PaddedEagerReplay(**self._replay_place(), prepare=self.prepare_replay)
 
     def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
         sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured

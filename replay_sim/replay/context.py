@@ -17,12 +17,14 @@ from replay_sim.batch.metadata import AttentionMetadata
 class ReplayBatch:
     """The kept rows of one step, with a forward context of their own, like a microbatch (S2, S3).
 
-    `rows` int64 (r,) are the batch's rows that are kept, ascending; `context` is padded to the replay graph's size,
-    or to r rows where the replay layers run eagerly.
+    `rows` int64 (r,) are the batch's rows that are kept, ascending; `output_row_of` int32 (max rows,) is their inverse,
+    the kept row that lands at each of the step's rows or -1. `context` is padded to the replay graph's size, or to r
+    rows where the replay layers run eagerly. A one-launch graph writes what all of them hold on the device.
     """
 
     rows: torch.Tensor
     context: ForwardContext
+    output_row_of: torch.Tensor
 
 
 @attrs.frozen

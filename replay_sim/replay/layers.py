@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 import torch
 
 from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.capture import eager_break
-from replay_sim.replay.context import ForwardContext, get_forward_context, use_forward_context
-from replay_sim.replay.graphs import ReplayGraphs
-from replay_sim.replay.movement import gather_rows, scatter_into, zero_rows
+from replay_sim.replay.break_buffers import BreakBuffers
+from replay_sim.replay.context import ForwardContext, ReplayBatch, get_forward_context, use_forward_context
+from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
+from replay_sim.replay.movement import check_row_index, gather_rows, scatter_into, zero_rows
+from replay_sim.replay.row_ops import store_addresses
 from replay_sim.replay.row_tensors import RowTensors
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -37,16 +39,19 @@ class ReplayLayers:
     """Runs the replay layers of one model, on the whole batch or on the replay batch.
 
     `break_buffers` are the outputs' fixed buffers, as long as the plan's largest model graph (L4). The trim threshold
-    is this process's; the replay batch is the step's, read from the forward context.
+    is this process's; the replay batch is the step's, read from the forward context. `input_addresses` int64 (inputs,)
+    says on the device where the step's inputs lie. `graphs` are of either form, and may change between steps.
     """
 
     def __init__(
-        self, spec: ReplaySpec, inputs: StaticBuffers, break_buffers: StaticBuffers, trim_threshold: int | None
+        self, spec: ReplaySpec, inputs: StaticBuffers, break_buffers: BreakBuffers, trim_threshold: int | None
     ) -> None:
         self.spec = spec
         self.inputs = inputs
         self.break_buffers = break_buffers
         self.trim_threshold = trim_threshold
+        device = next(iter(inputs.tensors.values())).device
+        self.input_addresses = torch.zeros(len(inputs.specs), dtype=torch.int64, device=device)
         self.graphs: ReplayGraphs | None = None
 
     def uses_replay_batch(self, context: ForwardContext) -> bool:
@@ -54,6 +59,18 @@ class ReplayLayers:
         if context.mode is CudagraphMode.PIECEWISE:
             return self.trim_threshold is not None and context.padded_tokens >= self.trim_threshold
         return context.mode is CudagraphMode.NONE and context.replay_batch is not None
+
+    def graph_sizes(self, num_tokens: int) -> Collection[int]:
+        """The sizes that a step of so many tokens can be dispatched to (G3).
+
+        One-launch graphs write into the break buffers, which hold no step of more tokens than the largest model graph.
+        """
+        if self.graphs is None or (self._is_one_launch() and num_tokens > self.break_buffers.max_rows):
+            return ()
+        return self.graphs.sizes
+
+    def _is_one_launch(self) -> bool:
+        return self.graphs is not None and self.graphs.form is ReplayForm.ONE_LAUNCH
 
     def __call__(self, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
         """The replay layers' outputs, one row for each row of `inputs` (L2-L7).
@@ -65,41 +82,65 @@ class ReplayLayers:
             return self.spec.run_layers(inputs)
         self.inputs.check(inputs)
         self.spec.write_batch_kv(inputs)
-        if context.mode is CudagraphMode.PIECEWISE:
-            targets = tuple(self.break_buffers.view(context.padded_tokens).values())
-            replay_break(self, dict(inputs), targets)
-            return targets
-        rows, outputs = self.run_replay_batch(inputs)
         tokens = context.padded_tokens
-        targets = tuple(output.new_empty((tokens, *output.shape[1:])) for output in outputs)
-        scatter_into(rows, outputs, targets)
-        return targets
+        if context.mode is CudagraphMode.PIECEWISE:
+            targets = tuple(self.break_buffers.view(tokens).values())
+            self._store_addresses(inputs)
+            replay_break(self, dict(inputs))
+            return targets
+        batch = self._replay_batch()
+        if self._is_one_launch() and batch.context.mode is CudagraphMode.PIECEWISE:
+            targets = tuple(self.break_buffers.view(tokens).values())
+            self._store_addresses(inputs)
+            self.run_into_break_buffers(inputs)
+            return targets
+        with use_forward_context(batch.context):
+            outputs = self._run_rows(batch, inputs)
+        fresh = tuple(output.new_empty((tokens, *output.shape[1:])) for output in outputs)
+        scatter_into(batch.rows, outputs, fresh)
+        return fresh
 
-    def run_replay_batch(self, inputs: RowTensors) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Run the layers on the step's replay batch, in its graph if it has one, else eagerly (L5).
+    def _store_addresses(self, inputs: RowTensors) -> None:
+        store_addresses(self.input_addresses, {spec.name: inputs[spec.name] for spec in self.inputs.specs})
+
+    def run_into_break_buffers(self, inputs: RowTensors) -> None:
+        """Run the layers on the step's replay batch, in its graph if it has one, and fill the break buffers (L4-L6).
+
+        Raises RuntimeError if the step has no replay batch (S5).
+        """
+        batch = self._replay_batch()
+        with use_forward_context(batch.context):
+            if self.graphs is not None and batch.context.mode is not CudagraphMode.NONE:
+                self.graphs.run_into(self.break_buffers, batch, inputs)
+            else:
+                self.break_buffers.scatter(self._run_rows(batch, inputs), batch.output_row_of)
+
+    def _run_rows(self, batch: ReplayBatch, inputs: RowTensors) -> Sequence[torch.Tensor]:
+        """The kept rows' outputs, from a breakable graph or eagerly (L5).
 
         Eagerly, a batch of no rows runs on its pads: a rank without rows meets the other ranks' collectives (X2).
-        Returns the kept rows' index and their outputs. Raises RuntimeError if the step has no replay batch (S5).
         """
+        if batch.context.mode is CudagraphMode.NONE and not batch.context.num_tokens:
+            outputs = self.spec.run_layers(zero_rows(batch.context.padded_tokens, inputs))
+            return tuple(output[:0] for output in outputs)
+        if batch.context.mode is CudagraphMode.NONE:
+            return self.spec.run_layers(gather_rows(batch.rows, inputs))
+        if self.graphs is None:
+            raise RuntimeError("the replay batch asks for a replay graph and none was captured")
+        return self.graphs.run(batch.rows, inputs)
+
+    def _replay_batch(self) -> ReplayBatch:
         batch = get_forward_context().replay_batch
         if batch is None:
             raise RuntimeError(
                 "this step has no replay batch, but its graph breaks out for one: a PIECEWISE graph of at least "
                 f"trim_threshold {self.trim_threshold} padded tokens always needs it"
             )
-        with use_forward_context(batch.context):
-            if batch.context.mode is CudagraphMode.NONE and not batch.context.num_tokens:
-                outputs = self.spec.run_layers(zero_rows(batch.context.padded_tokens, inputs))
-                return batch.rows, tuple(output[:0] for output in outputs)
-            if batch.context.mode is CudagraphMode.NONE:
-                return batch.rows, self.spec.run_layers(gather_rows(batch.rows, inputs))
-            if self.graphs is None:
-                raise RuntimeError("the replay batch asks for a replay graph and none was captured")
-            return batch.rows, self.graphs.run(batch.rows, inputs)
+        check_row_index(batch.rows)
+        return batch
 
 
 @eager_break
-def replay_break(layers: ReplayLayers, inputs: RowTensors, targets: tuple[torch.Tensor, ...]) -> None:
-    """The replay layers as one eager break of a model graph, whose outputs land in fixed buffers (L4)."""
-    rows, outputs = layers.run_replay_batch(inputs)
-    scatter_into(rows, outputs, targets)
+def replay_break(layers: ReplayLayers, inputs: RowTensors) -> None:
+    """The replay layers as one eager break of a model graph, whose outputs land in the break buffers (L4)."""
+    layers.run_into_break_buffers(inputs)

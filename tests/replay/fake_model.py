@@ -8,6 +8,7 @@ from torch import Tensor
 from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.batch.metadata import AttentionMetadata
 from replay_sim.capture import eager_break
+from replay_sim.replay.break_buffers import BreakBuffers
 from replay_sim.replay.context import ForwardContext, ReplayBatch, get_forward_context
 from replay_sim.replay.graphs import ReplayGraphs
 from replay_sim.replay.layers import ReplayLayers, ReplaySpec
@@ -71,7 +72,7 @@ class FakeModel:
         return StaticBuffers(input_specs(HIDDEN, STREAMS, self.dtype, self.ids), rows, self.device)
 
     def layers(self, trim_threshold: int | None) -> ReplayLayers:
-        outputs = StaticBuffers(output_specs(HIDDEN, STREAMS, self.dtype), MODEL_ROWS, self.device)
+        outputs = BreakBuffers(output_specs(HIDDEN, STREAMS, self.dtype), MODEL_ROWS, self.device)
         spec = ReplaySpec(WINDOW, self.run_layers, self.write_batch_kv, (KEY,), KEY)
         return ReplayLayers(spec, self.buffers(), outputs, trim_threshold)
 
@@ -86,7 +87,12 @@ class FakeModel:
 
     def replay_batch(self, rows: list[int], padded: int, mode: CudagraphMode, start: int = 0) -> ReplayBatch:
         index = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        return ReplayBatch(index, self.context(len(rows), padded, mode, start, first_layer_kv_written=True))
+        places = [rows.index(row) if row in rows else -1 for row in range(MODEL_ROWS)]
+        return ReplayBatch(
+            index,
+            self.context(len(rows), padded, mode, start, first_layer_kv_written=True),
+            torch.tensor(places, dtype=torch.int32, device=self.device),
+        )
 
     def prepare(self, size: int) -> ReplayBatch:
         return self.replay_batch(list(range(size)), size, CudagraphMode.PIECEWISE)

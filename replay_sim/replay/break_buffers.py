@@ -1,0 +1,40 @@
+"""The break buffers: where the replay layers' outputs land for the next segment, zero in every trimmed row (L4, L6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from replay_sim.batch.addresses import FixedAddresses
+from replay_sim.replay.row_layout import RowLayout
+from replay_sim.replay.row_ops import scatter_rows
+from replay_sim.replay.row_tensors import RowTensorSpec
+from replay_sim.replay.static_buffers import StaticBuffers
+
+
+class BreakBuffers(StaticBuffers):
+    """Static buffers of the outputs that stay zero but for the rows that the last scatter wrote.
+
+    `written` uint8 (column chunks, max_rows) says which rows hold something: where it is 0 the row is zero. Nothing but
+    `scatter` writes the buffers, on any path, so that clearing costs what the step before wrote and not all rows.
+    """
+
+    def __init__(self, specs: Sequence[RowTensorSpec], max_rows: int, device: torch.device) -> None:
+        super().__init__(specs, max_rows, device)
+        chunks = sum(RowLayout.of(spec.row_bytes).chunks for spec in specs)
+        self.written = torch.zeros((chunks, max_rows), dtype=torch.uint8, device=device)
+        self._written_address = FixedAddresses({"flags of the static buffers": self.written})
+
+    def scatter(self, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor) -> None:
+        """Write this step's outputs, and clear what the step before wrote beside them (L6); one launch on a GPU.
+
+        `output_row_of` int32 (at least max_rows,) is the index map of the replay metadata. Raises ValueError for
+        outputs that do not fit.
+        """
+        scatter_rows(tuple(self.tensors.values()), self.written, outputs, output_row_of)
+
+    def check_addresses(self) -> None:
+        """Raises RuntimeError naming a buffer, or the flags, not where graphs were captured to write them (B4)."""
+        super().check_addresses()
+        self._written_address.check({"flags of the static buffers": self.written})

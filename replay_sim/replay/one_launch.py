@@ -1,0 +1,63 @@
+"""The one-launch graphs: the whole replay region, from row metadata to scatter, in one graph a size (B2, L6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from replay_sim.batch.addresses import FixedAddresses
+from replay_sim.capture import BreakableGraph
+from replay_sim.replay.break_buffers import BreakBuffers
+from replay_sim.replay.context import ReplayBatch, get_forward_context
+from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
+from replay_sim.replay.row_ops import gather_by_address
+from replay_sim.replay.row_tensors import RowTensors
+
+
+class OneLaunchGraphs(ReplayGraphs):
+    """Replay graphs of one segment each, for models whose attention and KV writes read the device alone.
+
+    A graph writes the row metadata of the batch that is staged on the device (`write_rows(size)`), gathers the rows of
+    the inputs that `addresses` int64 (inputs,) points to, runs the layers with their breaks captured, and scatters into
+    `targets`. All that differs between steps is read on the device, so the host launches and does no more. A model with
+    a break that must read the host, or whose grid follows the batch, keeps the breakable form.
+
+    A pool shared with the model graphs is as safe as with breakable graphs (O1): the nodes of a graph run in order, the
+    gather stands before every node that writes memory of the pool, and it copies the model graph's tensors into the
+    static buffers, which lie outside of the pool, as does all that the scatter writes.
+    """
+
+    form = ReplayForm.ONE_LAUNCH
+    kind = "one-launch replay graph"
+
+    def __init__(
+        self, *, write_rows: Callable[[int], None], addresses: torch.Tensor, targets: BreakBuffers, **place: Any
+    ) -> None:
+        super().__init__(**place)
+        self._write_rows, self._addresses, self._targets = write_rows, addresses, targets
+        self._address_of_table = FixedAddresses({"table of input addresses": addresses})
+
+    def _capture_one(self, size: int) -> BreakableGraph:
+        """All inputs are absent in the warm-up: the tensors of an earlier step may be gone."""
+        with self._backend.on_stream(self._stream):
+            self._addresses.zero_()
+        return super()._capture_one(size)
+
+    def _captured(self, batch: ReplayBatch, size: int) -> Sequence[torch.Tensor]:
+        self._write_rows(size)
+        buffers = self.buffers.view(size)
+        gather_by_address(tuple(buffers.values()), self._addresses, batch.rows, batch.context.num_rows, size)
+        self._targets.scatter(self._run_layers(buffers), batch.output_row_of)
+        return ()
+
+    def run_into(self, targets: BreakBuffers, batch: ReplayBatch, inputs: RowTensors) -> None:
+        """Launch the graph of the current context's size; the inputs' addresses and the batch are on the device.
+
+        Raises RuntimeError for a size that was not captured and a moved buffer (B4).
+        """
+        graph = self.graph_of(get_forward_context())
+        self.buffers.check_addresses()
+        self._address_of_table.check({"table of input addresses": self._addresses})
+        graph.replay()

@@ -1,0 +1,122 @@
+"""The operations that move rows, `torch.ops.replay_sim.*`: one launch each on a GPU, plain on a CPU (B2, L6)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from replay_sim.replay.row_tensors import RowTensors
+
+ALIGNMENT = 16
+"""Bytes; the kernels read rows in accesses of so many."""
+
+_library = torch.library.Library("replay_sim", "FRAGMENT")
+_library.define("store_addresses_(Tensor(a!) table, Tensor?[] inputs) -> ()")
+_library.define("gather_rows_(Tensor(a!)[] buffers, Tensor addresses, Tensor rows, Tensor num_rows, int padded) -> ()")
+_library.define("scatter_rows_(Tensor(a!)[] targets, Tensor(b!) written, Tensor[] outputs, Tensor output_row_of) -> ()")
+_ops = torch.ops.replay_sim
+
+
+def store_addresses(table: torch.Tensor, inputs: RowTensors) -> None:
+    """Write where each input's rows begin into `table` int64 (inputs,), 0 for an absent one.
+
+    Captured in a model graph it costs its replays no time of the host, and every replay stores that graph's own
+    addresses. Raises ValueError naming an input that is not contiguous or not aligned to 16 bytes.
+    """
+    for name, value in inputs.items():
+        if value is not None and not value.is_contiguous():
+            raise ValueError(f"{name} has strides {value.stride()}: its rows are gathered from contiguous memory")
+        if value is not None and value.data_ptr() % ALIGNMENT:
+            raise ValueError(f"{name} lies at {value.data_ptr():#x}: its rows are read in {ALIGNMENT} aligned bytes")
+    _ops.store_addresses_.default(table, list(inputs.values()))
+
+
+def gather_by_address(
+    buffers: Sequence[torch.Tensor], addresses: torch.Tensor, rows: torch.Tensor, num_rows: torch.Tensor, padded: int
+) -> None:
+    """Fill rows [0, num_rows) of every buffer with the input rows at `addresses`, and clear [num_rows, padded) (B2).
+
+    `addresses` int64 (inputs,) from `store_addresses`, in the buffers' order; whose tensors must still be there.
+    `rows` int64 (at least padded,) and `num_rows` int32 (1,) are read on the device, so that one captured call serves
+    every batch. The buffer of an absent input is cleared. Raises ValueError for buffers shorter than `padded`.
+    """
+    shortest = min(buffer.shape[0] for buffer in buffers)
+    if padded > min(shortest, rows.shape[0]):
+        raise ValueError(f"padded is {padded}: the buffers have {shortest} rows, the index {rows.shape[0]}")
+    _ops.gather_rows_.default(list(buffers), addresses, rows, num_rows, padded)
+
+
+def scatter_rows(
+    targets: Sequence[torch.Tensor], written: torch.Tensor, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor
+) -> None:
+    """Put output row `output_row_of[t]` at row t of every target, zero where it is -1 (L6), touching no other row.
+
+    `written` uint8 (chunks, target rows) says which rows may hold something; only these are cleared, so that the bytes
+    moved follow the kept rows. `output_row_of` int32 (at least target rows,). Raises ValueError for outputs and targets
+    of other shapes or dtypes, and a map that is too short.
+    """
+    if len(outputs) != len(targets):
+        raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each")
+    for index, (target, output) in enumerate(zip(targets, outputs, strict=True)):
+        if (target.shape[1:], target.dtype) != (output.shape[1:], output.dtype) or not output.is_contiguous():
+            raise ValueError(
+                f"output {index} is {output.dtype} of shape {tuple(output.shape)} and strides {output.stride()}: its "
+                f"target takes contiguous {target.dtype} rows of shape {tuple(target.shape[1:])}"
+            )
+    if output_row_of.shape[0] < targets[0].shape[0]:
+        raise ValueError(f"output_row_of has {output_row_of.shape[0]} rows, the targets {targets[0].shape[0]}")
+    _ops.scatter_rows_.default(list(targets), written, list(outputs), output_row_of)
+
+
+def _store_addresses_plainly(table: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> None:
+    table.copy_(torch.tensor([0 if value is None else value.data_ptr() for value in inputs]))
+
+
+def _gather_plainly(
+    buffers: Sequence[torch.Tensor], addresses: torch.Tensor, rows: torch.Tensor, num_rows: torch.Tensor, padded: int
+) -> None:
+    r = int(num_rows)
+    index = rows[:r]
+    for buffer, address in zip(buffers, addresses.tolist(), strict=True):
+        buffer[:padded].zero_()
+        if address and r:
+            shape = (int(index.max()) + 1, *buffer.shape[1:])
+            torch.index_select(_rows_at(address, shape, buffer.dtype), 0, index, out=buffer[:r])
+
+
+def _rows_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The host memory at `address` as a tensor that owns nothing."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=dtype).view(shape)
+
+
+def _scatter_plainly(
+    targets: Sequence[torch.Tensor], written: torch.Tensor, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor
+) -> None:
+    place = output_row_of[: targets[0].shape[0]].long()
+    kept = place >= 0
+    stale = written.amax(0).bool() & ~kept
+    for target, output in zip(targets, outputs, strict=True):
+        target[kept] = output[place[kept]]
+        target[stale] = 0
+    written.copy_(kept.expand_as(written))
+
+
+def _writes_in_place(*_: object) -> None:
+    """The shape rule of all three: they return nothing."""
+
+
+for _name, _plain in (
+    ("store_addresses_", _store_addresses_plainly),
+    ("gather_rows_", _gather_plainly),
+    ("scatter_rows_", _scatter_plainly),
+):
+    _library.impl(_name, _plain, "CPU")
+    _library.impl(_name, _writes_in_place, "Meta")
+if torch.cuda.is_available():
+    from replay_sim.replay import row_kernels
+
+    for _name in ("store_addresses_", "gather_rows_", "scatter_rows_"):
+        _library.impl(_name, getattr(row_kernels, _name), "CUDA")

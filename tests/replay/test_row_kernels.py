@@ -1,0 +1,215 @@
+"""The kernels that move rows, and the operations' plain twins on a CPU, against a row-by-row oracle."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from triton_device import DEVICE
+
+from replay_sim.replay import row_kernels, row_ops
+from replay_sim.replay.row_layout import TILE_WORDS, RowLayout
+
+TOKENS, BUFFER_ROWS = 70, 40
+BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+# Row shapes and dtypes: the contract's at a usual width, at widths of no power of two, and more or fewer tensors.
+CONTRACTS = {
+    "the seven inputs": [
+        ((64,), BF16),
+        ((), I64),
+        ((), I32),
+        ((4,), F32),
+        ((4, 1), F32),
+        ((4, 4), F32),
+        ((4, 64), BF16),
+    ],
+    "hidden size 65, ids of int64": [((65,), BF16), ((), I64), ((), I64), ((3,), F32), ((3, 65), BF16)],
+    "hidden size 5 in float32": [((5,), F32), ((), I64), ((2, 5), F32)],
+    "one tensor": [((3,), BF16)],
+    "rows wider than a tile": [((TILE_WORDS * 4 + 20,), F32), ((1280, 4), BF16), ((2,), F32)],
+}
+KEPT = {
+    "no rows": [],
+    "one row": [69],
+    "the last rows of two requests": [*range(12, 20), *range(60, 70)],
+    "as many rows as the buffer": list(range(3, 3 + BUFFER_ROWS)),
+}
+PLAIN = SimpleNamespace(
+    store_addresses_=torch.ops.replay_sim.store_addresses_.default,
+    gather_rows_=torch.ops.replay_sim.gather_rows_.default,
+    scatter_rows_=torch.ops.replay_sim.scatter_rows_.default,
+)
+every_contract = pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
+every_mix = pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def moves(request) -> SimpleNamespace:
+    """The three functions, and the device that they run on."""
+    if request.param == "plain":
+        return SimpleNamespace(**vars(PLAIN), device="cpu")
+    names = ("store_addresses_", "gather_rows_", "scatter_rows_")
+    return SimpleNamespace(**{name: getattr(row_kernels, name) for name in names}, device=DEVICE)
+
+
+def random_rows(contract: list, rows: int, seed: int, device: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn((rows, *shape), generator=generator) * 100 + 0.5).to(dtype).to(device) for shape, dtype in contract
+    ]
+
+
+def filled(contract: list, rows: int, value: float, device: str) -> list[Tensor]:
+    return [torch.full((rows, *shape), value).to(dtype).to(device) for shape, dtype in contract]
+
+
+def poisoned(contract: list, rows: int, device: str) -> list[Tensor]:
+    """Rows of NaN and infinities, of 77 where there are none."""
+    tensors = filled(contract, rows, 77, device)
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor[::2], tensor[1::2] = torch.nan, torch.inf
+    return tensors
+
+
+def gather(moves, inputs: list[Tensor | None], buffers: list[Tensor], kept: list[int], padded: int) -> None:
+    """The gather of a step: the index has a pad of -1 after the kept rows, as the metadata does."""
+    table = torch.full((len(inputs),), 3, dtype=I64, device=moves.device)
+    moves.store_addresses_(table, inputs)
+    rows = torch.tensor(kept + [-1] * (BUFFER_ROWS - len(kept)), dtype=I64, device=moves.device)
+    moves.gather_rows_(buffers, table, rows, torch.tensor([len(kept)], dtype=I32, device=moves.device), padded)
+
+
+@every_mix
+@every_contract
+def test_a_gather_fills_the_kept_rows_clears_the_pads_and_touches_nothing_else(moves, contract, kept) -> None:
+    """B2: whatever the buffers held, also NaN and infinities, in rows below and beyond the graph's."""
+    inputs = random_rows(contract, TOKENS, 0, moves.device)
+    for padded in sorted({len(kept), min(len(kept) + 1, BUFFER_ROWS), BUFFER_ROWS} - {0}):
+        buffers = poisoned(contract, BUFFER_ROWS, moves.device)
+        before = [buffer.clone() for buffer in buffers]
+        gather(moves, list(inputs), buffers, kept, padded)
+        for value, buffer, old in zip(inputs, buffers, before, strict=True):
+            assert torch.equal(buffer[: len(kept)], value[kept])
+            assert not bool(buffer[len(kept) : padded].any())
+            assert buffer[padded:].view(torch.uint8).tolist() == old[padded:].view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("absent", [0, 2, 6])
+def test_the_buffer_of_an_absent_input_is_cleared(moves, absent: int) -> None:
+    """L5, B2."""
+    contract = CONTRACTS["the seven inputs"]
+    inputs: list[Tensor | None] = list(random_rows(contract, TOKENS, 1, moves.device))
+    inputs[absent] = None
+    buffers = poisoned(contract, BUFFER_ROWS, moves.device)
+    gather(moves, inputs, buffers, [5, 6, 7], 8)
+    for index, (value, buffer) in enumerate(zip(inputs, buffers, strict=True)):
+        assert value is None or torch.equal(buffer[:3], value[5:8])
+        assert not bool(buffer[0 if index == absent else 3 : 8].any())
+
+
+def index_map(kept: list[int], length: int, device: str) -> Tensor:
+    places = torch.full((length,), -1, dtype=I32)
+    places[kept] = torch.arange(len(kept), dtype=I32)
+    return places.to(device)
+
+
+@every_contract
+def test_scatters_one_after_the_other_leave_the_last_ones_rows_and_zeros(moves, contract) -> None:
+    """L6: mixes that grow, shrink, move and end in nothing; the map may be longer than the targets."""
+    targets = filled(contract, TOKENS, 0, moves.device)
+    chunks = sum(layout.chunks for layout in row_kernels._layouts(targets))
+    written = torch.zeros((chunks, TOKENS), dtype=torch.uint8, device=moves.device)
+    for seed, kept in enumerate([*KEPT.values(), KEPT["one row"], [0], []]):
+        outputs = random_rows(contract, BUFFER_ROWS, seed, moves.device)
+        moves.scatter_rows_(targets, written, outputs, index_map(kept, TOKENS + 9, moves.device))
+        for target, output in zip(targets, outputs, strict=True):
+            expected = torch.zeros_like(target)
+            expected[kept] = output[: len(kept)]
+            assert torch.equal(target, expected)
+        expected_flags = [int(row in kept) for row in range(TOKENS)]
+        assert written.tolist() == [expected_flags] * chunks
+
+
+def test_a_scatter_touches_no_row_that_its_flags_call_zero(moves) -> None:
+    """L6: 8,192 rows are not cleared a step; a planted value in a row that nobody wrote stays."""
+    contract = CONTRACTS["one tensor"]
+    (target,) = targets = filled(contract, TOKENS, 0, moves.device)
+    written = torch.zeros((1, TOKENS), dtype=torch.uint8, device=moves.device)
+    target[30], target[31], written[0, 31] = 9, 9, 1
+    moves.scatter_rows_(
+        targets, written, random_rows(contract, 2, 0, moves.device), index_map([4, 5], TOKENS, moves.device)
+    )
+    assert (
+        bool((target[30] == 9).all())
+        and not bool(target[31].any())
+        and written[0].nonzero().flatten().tolist() == [4, 5]
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33])
+def test_targets_of_any_number_of_rows_are_scattered_whole(moves, rows: int) -> None:
+    """L6: no multiple of what a program takes."""
+    contract = CONTRACTS["hidden size 65, ids of int64"]
+    targets = filled(contract, rows, 0, moves.device)
+    chunks = sum(layout.chunks for layout in row_kernels._layouts(targets))
+    outputs = random_rows(contract, rows, 3, moves.device)
+    written = torch.zeros((chunks, rows), dtype=torch.uint8, device=moves.device)
+    moves.scatter_rows_(targets, written, outputs, index_map(list(range(rows)), rows, moves.device))
+    assert all(torch.equal(*pair) for pair in zip(targets, outputs, strict=True))
+
+
+@pytest.mark.parametrize("row_bytes", [2, 4, 8, 10, 16, 64, 130, 520, 1024, 8192, 10240, 40960, 16464])
+def test_tiles_and_chunks_cover_a_row_once(row_bytes: int) -> None:
+    """Every word lies in one gather tile and in one scatter chunk, and words fill the row."""
+    layout = RowLayout.of(row_bytes)
+    assert layout.word_bytes * layout.words == row_bytes and layout.word_bytes in (2, 4, 8)
+    assert (
+        (layout.gather_chunks - 1) * layout.gather_columns
+        < layout.words
+        <= layout.gather_chunks * layout.gather_columns
+    )
+    assert (layout.chunks - 1) * layout.chunk_words < layout.words <= layout.chunks * layout.chunk_words
+    assert layout.gather_columns & (layout.gather_columns - 1) == 0 < layout.gather_rows
+    assert max(layout.gather_columns * layout.gather_rows, layout.chunk_words) <= TILE_WORDS
+    assert layout.chunks == 1 or layout.words % 2 or layout.chunk_words % 2 == 0, "chunks begin at 16 bytes"
+
+
+@pytest.mark.parametrize("row_bytes", [0, 1, 5])
+def test_a_row_of_an_odd_number_of_bytes_is_refused(row_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"a row of {row_bytes} bytes cannot be moved"):
+        RowLayout.of(row_bytes)
+
+
+def test_an_input_that_the_kernel_cannot_read_is_named() -> None:
+    """B3: before anything is stored."""
+    table = torch.full((1,), 5)
+    with pytest.raises(ValueError, match="residual has strides"):
+        row_ops.store_addresses(table, {"residual": torch.zeros(4, 6)[:, ::2]})
+    with pytest.raises(ValueError, match="pre_mix lies at 0x.* 16 aligned bytes"):
+        row_ops.store_addresses(table, {"pre_mix": torch.zeros(8)[1:5]})
+    assert table.tolist() == [5]
+
+
+def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_written() -> None:
+    """B3."""
+    targets, written, places = [torch.zeros(6, 4)], torch.zeros(1, 6, dtype=torch.uint8), index_map([1], 6, "cpu")
+    fine = torch.ones(2, 4)
+    for outputs, at, message in (
+        ([fine, fine], places, "2 outputs for 1 targets"),
+        ([fine.double()], places, "output 0 is torch.float64"),
+        ([torch.ones(2, 5)], places, "output 0 is .* shape"),
+        ([torch.ones(4, 2).t()], places, "output 0 is .* strides"),
+        ([fine], places[:5], "output_row_of has 5 rows, the targets 6"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            row_ops.scatter_rows(targets, written, outputs, at)
+    assert not bool(targets[0].any()) and not bool(written.any())
+
+
+def test_a_gather_beyond_its_buffers_is_refused() -> None:
+    """B3."""
+    with pytest.raises(ValueError, match="padded is 9: the buffers have 8 rows"):
+        row_ops.gather_by_address(
+            [torch.zeros(8, 2)], torch.zeros(1, dtype=I64), torch.zeros(20, dtype=I64), torch.zeros(1, dtype=I32), 9
+        )

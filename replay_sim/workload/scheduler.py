@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from replay_sim.batch.dispatch import StepRecord
 from replay_sim.batch.request import Batch
 from replay_sim.workload.kv_blocks import BlockPool, BlockTable, blocks_for
-from replay_sim.workload.running import RunningRequests
+from replay_sim.workload.prefix_cache import PrefixCache, computed_after_hit
+from replay_sim.workload.request_times import RequestTimes
+from replay_sim.workload.running import RunningRequest, RunningRequests
+from replay_sim.workload.scheduled_step import ScheduledStep
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.trace import TraceRequest
 
@@ -18,42 +20,18 @@ Dispatch = Callable[[Batch], StepRecord]
 StepTime = Callable[[StepRecord], float]
 
 
-@attrs.frozen(eq=False)
-class ScheduledStep:
-    """One step as it is to run: the batch, its record if dispatched, and what follows from it.
-
-    start_s and seconds are virtual time, None where no step time is known. finished: ids of the requests that
-    this step ends.
-    """
-
-    index: int
-    batch: Batch
-    record: StepRecord | None
-    start_s: float | None
-    seconds: float | None
-    finished: tuple[str, ...]
-    tables: tuple[BlockTable, ...]
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """The ids of the batch's requests, in batch order."""
-        return self.batch.request_ids
-
-    @property
-    def block_tables(self) -> list[npt.NDArray[np.int32]]:
-        """The KV blocks of each request, int32, as many as hold its seq_len; valid for this step alone."""
-        lengths = self.batch.seq_lens.tolist()
-        return [table.ids(length) for table, length in zip(self.tables, lengths, strict=True)]
-
-
 class Scheduler:
     """Schedules requests first come, first served; a request that runs is never preempted.
 
     Each step takes the running requests in the order of their admission: a decode carries query_len_decode
     tokens and is never split, a prefill takes what the budget leaves and goes on in the next step. Then
-    waiting requests are admitted while budget and max_num_seqs last and their KV blocks, the outputs'
-    included, are sure to suffice. A prefill's last chunk samples the first output token; a decode emits its
-    accepted draft tokens and one more.
+    waiting requests are admitted while budget and max_num_seqs last and there are KV blocks for all that they
+    will ever hold, which they then own. A prefill's last chunk samples the first output token; a decode emits
+    its accepted draft tokens and one more.
+
+    With a prefix cache a request starts from the longest prefix that earlier steps computed and the cache still
+    holds, less the window that is computed again; one whose prompt rows are all read starts from 0. Blocks of
+    the prefix cache are counted apart from num_blocks.
     """
 
     def __init__(
@@ -66,8 +44,9 @@ class Scheduler:
     ) -> None:
         """Take the requests in order of arrival, one at a time.
 
-        step_time gives the seconds of a dispatched step, so it needs dispatch. Without it time is unknown:
-        arrival times are ignored, and every request waits from the start.
+        dispatch is asked once for all steps of as many decodes and nothing else. step_time gives the seconds of a
+        dispatched step, the same for the same record, so it needs dispatch. Without it time is unknown: arrival
+        times are ignored, and every request waits from the start.
         """
         if step_time is not None and dispatch is None:
             raise ValueError("step_time is given without dispatch: it needs the records that dispatch makes")
@@ -78,52 +57,112 @@ class Scheduler:
         self._next = next(self._stream, None)
         self._running = RunningRequests(settings.max_num_seqs)
         self._pool = BlockPool(settings.num_blocks, settings.block_size)
-        self._promised_blocks = 0
+        self._prefixes = PrefixCache(settings.prefix_cache_blocks) if settings.prefix_cache_blocks else None
         self._acceptance, self._logprobs = (np.random.default_rng([settings.seed, i]) for i in range(2))
+        self._all_accepted = not settings.num_speculative_tokens or settings.acceptance_rate == 1
+        self._decode_lens = np.full(settings.max_num_seqs, settings.query_len_decode, np.int64)
+        self._decode_flags = np.ones(settings.max_num_seqs, np.bool_)
+        self._decode_records: dict[int, tuple[StepRecord | None, float | None]] = {}
         self._clock = 0.0
 
     def steps(self) -> Iterator[ScheduledStep]:
         """The steps until all requests have finished; ValueError for one out of order or too large."""
-        index = 0
-        while self._running.count or self._next is not None:
-            if not self._running.count and self._next is not None:
+        running, index = self._running, 0
+        while running.count or self._next is not None:
+            if not running.count and self._next is not None:
                 self._clock = max(self._clock, self._next.arrival_s)
-            yield self._step(index)
-            index += 1
+            until = self._next_admission()
+            if self._only_decodes and until > self._clock:
+                for step in self._decode(index, until):
+                    yield step
+                    index += 1
+            else:
+                yield self._step(index)
+                index += 1
+
+    @property
+    def _only_decodes(self) -> bool:
+        """Whether all requests that run are decodes, and fit a step together."""
+        running, budget = self._running, self.settings.max_num_batched_tokens
+        return not running.num_prefills and 0 < running.count * self.settings.query_len_decode <= budget
+
+    def _next_admission(self) -> float:
+        """From when on the next request can be admitted beside decodes alone; infinity if not before one finishes."""
+        running, settings = self._running, self.settings
+        if running.count * settings.query_len_decode >= settings.max_num_batched_tokens:
+            return math.inf
+        if self._next is None or not self._has_room(self._next):
+            return math.inf
+        return -math.inf if self._step_time is None else self._next.arrival_s
 
     def _step(self, index: int) -> ScheduledStep:
         """Schedule, dispatch and account for one step."""
         running = self._running
-        query_lens = self._schedule()
-        count = query_lens.size
-        is_decode = running.is_decode[:count]
-        self._hold_blocks(query_lens)
-        batch = Batch.from_columns(
-            query_lens,
-            running.computed[:count],
-            is_decode,
-            all_rows_read=running.all_rows_read[:count] & ~is_decode,
-            request_ids=running.ids(count),
-        )
-        tables = running.tables(count)
-        record = None if self._dispatch is None else self._dispatch(batch)
-        start, seconds = self._pass_time(record)
-        done = running.advance(query_lens, is_decode, self._accepted(is_decode))
-        finished = self._finish(done) if done.any() else ()
-        return ScheduledStep(index, batch, record, start, seconds, finished, tables)
+        query_lens, cached_tokens = self._schedule()
+        is_decode = running.is_decode[: query_lens.size]
+        columns = running.columns(query_lens, is_decode, any_prefill=True)
+        record = None if self._dispatch is None else self._dispatch(columns.batch())
+        start, seconds = self._clock, self._seconds(record)
+        self._clock += seconds or 0.0
+        done = running.advance(query_lens, is_decode, self._accepted(is_decode.size))
+        self._end_chunks((~is_decode).nonzero()[0].tolist())
+        ids, times = self._finish(done) if done.any() else ((), ())
+        began = None if seconds is None else start
+        return ScheduledStep(index, columns, record, began, seconds, 0, ids, times, cached_tokens)
 
-    def _schedule(self) -> npt.NDArray[np.int64]:
-        """The query lengths of the first requests, as many as this step takes, admitted ones included."""
+    def _decode(self, index: int, until: float) -> Iterator[ScheduledStep]:
+        """The steps of decodes alone, all alike: to the end of the first of them, or until the next admission.
+
+        They are accounted for before the first of them is handed out.
+        """
+        running, emitted = self._running, self.settings.query_len_decode
+        count, start = running.count, self._clock
+        columns = running.columns(self._decode_lens[:count], self._decode_flags[:count], any_prefill=False)
+        if count not in self._decode_records:
+            record = None if self._dispatch is None else self._dispatch(columns.batch())
+            self._decode_records[count] = record, self._seconds(record)
+        record, seconds = self._decode_records[count]
+        num_steps = self._num_alike(until, seconds)
+        running.decode(num_steps * emitted if self._all_accepted else self._accepted(count))
+        done = running.left[:count] <= 0
+        ids, times = self._finish(done) if done.any() else ((), ())
+        began = None if seconds is None else start
+        for step in range(num_steps - 1):
+            yield ScheduledStep(index + step, columns, record, began, seconds, step * emitted)
+            began = None if seconds is None or began is None else began + seconds
+        last = num_steps - 1
+        yield ScheduledStep(index + last, columns, record, began, seconds, last * emitted, ids, times)
+
+    def _num_alike(self, until: float, seconds: float | None) -> int:
+        """How many steps of decodes alone follow one another, at least one; the clock moves on to their end."""
+        most = -(-self._running.least_left // self.settings.query_len_decode) if self._all_accepted else 1
+        if seconds is None:
+            return most
+        count = 0
+        while count < most and (self._clock < until or not count):
+            self._clock += seconds
+            count += 1
+        return count
+
+    def _schedule(self) -> tuple[npt.NDArray[np.int64], int]:
+        """The query lengths of the first requests, as many as this step takes, admitted ones included.
+
+        And the tokens that those admitted need not compute.
+        """
         running, budget = self._running, self.settings.max_num_batched_tokens
         wanted = running.wanted(self.settings.query_len_decode)
         used = int(wanted.sum())
         if used > budget:
-            return self._cut(wanted)
+            return self._cut(wanted), 0
         admitted: list[int] = []
-        while used < budget and self._admit():
-            admitted.append(min(int(running.prompt[running.count - 1]), budget - used))
+        cached_tokens = 0
+        while used < budget and (request := self._admissible()) is not None:
+            computed = self._admit(request)
+            cached_tokens += computed
+            admitted.append(min(request.prompt_tokens - computed, budget - used))
             used += admitted[-1]
-        return np.concatenate((wanted, admitted)).astype(np.int64) if admitted else wanted
+        lengths = np.concatenate((wanted, admitted)).astype(np.int64) if admitted else wanted
+        return lengths, cached_tokens
 
     def _cut(self, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The first requests that fit the budget; one more gets the rest of it if it is a prefill."""
@@ -136,75 +175,95 @@ class Scheduler:
             count += 1
         return wanted[:count]
 
-    def _admit(self) -> bool:
-        """Let the next request run if it waits and there is room for it."""
-        request, settings = self._next, self.settings
-        if request is None or self._running.count == settings.max_num_seqs:
-            return False
-        if self._step_time is not None and request.arrival_s > self._clock:
-            return False
-        blocks = self._blocks_needed(request)
-        if settings.num_blocks is not None:
-            if blocks > settings.num_blocks:
-                raise ValueError(
-                    f"num_blocks is {settings.num_blocks}: it must be at least {blocks} for request "
-                    f"{request.request_id!r}, which has {request.prompt_tokens} prompt_tokens and "
-                    f"{request.output_tokens} output_tokens; a block holds {settings.block_size}"
-                )
-            if self._promised_blocks + blocks > settings.num_blocks:
-                return False
-        self._promised_blocks += blocks
-        all_rows_read = self._logprobs.random() < settings.prompt_logprobs_share
-        self._running.add(request, BlockTable(settings.block_size), blocks, all_rows_read)
-        self._pull()
-        return True
+    def _admissible(self) -> TraceRequest | None:
+        """The next request if it waits and there is room for it."""
+        request = self._next
+        if request is None or (self._step_time is not None and request.arrival_s > self._clock):
+            return None
+        return request if self._has_room(request) else None
 
-    def _pull(self) -> None:
-        """Take the next request from the stream."""
-        before, self._next = self._next, next(self._stream, None)
-        if before is not None and self._next is not None and self._next.arrival_s < before.arrival_s:
+    def _has_room(self, request: TraceRequest) -> bool:
+        """Whether a seat and KV blocks are free for the request; ValueError if there never can be."""
+        settings, free = self.settings, self._pool.num_free
+        if self._running.count == settings.max_num_seqs:
+            return False
+        if free is None or settings.num_blocks is None:
+            return True
+        blocks = blocks_for(self._most_tokens(request), settings.block_size)
+        if blocks > settings.num_blocks:
+            raise ValueError(
+                f"num_blocks is {settings.num_blocks}: it must be at least {blocks} for request "
+                f"{request.request_id!r}, which has {request.prompt_tokens} prompt_tokens and "
+                f"{request.output_tokens} output_tokens; a block holds {settings.block_size}"
+            )
+        return blocks <= free
+
+    def _admit(self, request: TraceRequest) -> int:
+        """Let the next request run, and take the one after it from the stream; the tokens that it starts from."""
+        kept = RunningRequest(request, BlockTable(self.settings.block_size))
+        self._pool.grow(kept.table, self._most_tokens(request))
+        share = self.settings.prompt_logprobs_share
+        all_rows_read = share > 0 and bool(self._logprobs.random() < share)
+        computed = 0
+        if self._prefixes is not None and not all_rows_read:
+            hit = self._prefixes.hit(request.prefix_hashes, request.prompt_tokens)
+            computed = computed_after_hit(hit, self.settings.window)
+            if computed:
+                kept.held_blocks = self._prefixes.hold(request.prefix_hashes, 0, hit)
+        self._running.add(kept, computed, all_rows_read)
+        self._next = next(self._stream, None)
+        if self._next is not None and self._next.arrival_s < request.arrival_s:
             raise ValueError(
                 f"request {self._next.request_id!r} arrives at {self._next.arrival_s} s: it must not arrive "
-                f"before {before.request_id!r}, at {before.arrival_s} s"
+                f"before {request.request_id!r}, at {request.arrival_s} s"
             )
+        return computed
 
-    def _blocks_needed(self, request: TraceRequest) -> int:
-        """The most blocks the request ever holds; its last decode starts with the last output but one."""
-        tokens = request.prompt_tokens
-        if request.output_tokens > 1:
-            tokens += request.output_tokens - 2 + self.settings.query_len_decode
-        return blocks_for(tokens, self.settings.block_size)
+    def _most_tokens(self, request: TraceRequest) -> int:
+        """The most tokens whose KV the request ever holds; its last decode starts with the last output but one."""
+        if request.output_tokens < 2:
+            return request.prompt_tokens
+        return request.prompt_tokens + request.output_tokens - 2 + self.settings.query_len_decode
 
-    def _hold_blocks(self, query_lens: npt.NDArray[np.int64]) -> None:
-        """Give the scheduled requests the blocks that their rows of this step need."""
-        running = self._running
-        seq_lens = running.computed[: query_lens.size] + query_lens
-        for index in (seq_lens > running.capacity[: query_lens.size]).nonzero()[0].tolist():
-            table = running.table(index)
-            self._pool.grow(table, int(seq_lens[index]))
-            running.capacity[index] = table.num_blocks * self.settings.block_size
-
-    def _accepted(self, is_decode: npt.NDArray[np.bool_]) -> int | npt.NDArray[np.int64]:
+    def _accepted(self, count: int) -> int | npt.NDArray[np.int64]:
         """Tokens that each decode emits: its draft tokens up to the first that misses, and one."""
-        drafts, rate = self.settings.num_speculative_tokens, self.settings.acceptance_rate
-        if not drafts or rate == 1:
+        drafts = self.settings.num_speculative_tokens
+        if self._all_accepted:
             return drafts + 1
-        hits = self._acceptance.random((is_decode.size, drafts)) < rate
+        hits = self._acceptance.random((count, drafts)) < self.settings.acceptance_rate
         return 1 + np.logical_and.accumulate(hits, axis=1).sum(axis=1)
 
-    def _pass_time(self, record: StepRecord | None) -> tuple[float | None, float | None]:
-        """Start and length of the step in virtual time, which moves on; None where it is unknown."""
+    def _seconds(self, record: StepRecord | None) -> float | None:
+        """The step's length in virtual time, None where it is unknown."""
         if self._step_time is None or record is None:
-            return None, None
-        start, seconds = self._clock, self._step_time(record)
+            return None
+        seconds = self._step_time(record)
         if not 0 <= seconds < math.inf:
             raise ValueError(f"step_time is {seconds} s: it must be finite and at least 0")
-        self._clock += seconds
-        return start, seconds
+        return seconds
 
-    def _finish(self, done: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-        """Take the finished requests out and their blocks back; their ids."""
-        for index in done.nonzero()[0].tolist():
-            self._pool.release(self._running.table(index))
-            self._promised_blocks -= int(self._running.promised[index])
-        return self._running.remove(done)
+    def _end_chunks(self, prefills: list[int]) -> None:
+        """Note the first tokens that these prefills sampled, and cache the blocks that they have computed."""
+        for index in prefills:
+            kept, computed = self._running[index], int(self._running.computed[index])
+            if computed >= kept.request.prompt_tokens and kept.request.output_tokens:
+                kept.first_token_s = self._clock
+            if self._prefixes is not None:
+                kept.held_blocks = self._prefixes.hold(kept.request.prefix_hashes, kept.held_blocks, computed)
+
+    def _finish(self, done: npt.NDArray[np.bool_]) -> tuple[tuple[str, ...], tuple[RequestTimes, ...]]:
+        """Take the finished requests out, and their blocks back; their ids, and their times if time is known."""
+        finished = self._running.remove(done)
+        for kept in finished:
+            self._pool.release(kept.table)
+            if self._prefixes is not None:
+                self._prefixes.release(kept.request.prefix_hashes, kept.held_blocks)
+        ids = tuple(kept.request.request_id for kept in finished)
+        return ids, () if self._step_time is None else tuple(map(self._times, finished))
+
+    def _times(self, kept: RunningRequest) -> RequestTimes:
+        """The times of a request that finishes now."""
+        request = kept.request
+        return RequestTimes(
+            request.request_id, request.arrival_s, kept.first_token_s, self._clock, request.output_tokens
+        )

@@ -15,7 +15,8 @@ class SchedulerSettings:
     num_speculative_tokens: draft tokens of each decode beside its own. acceptance_rate: the chance that a
     draft token is accepted given that those before it were; 1 accepts all. prompt_logprobs_share: the share
     of requests whose prompt rows are all read. num_blocks: KV blocks of block_size tokens, None for no bound.
-    ValueError names the setting, its value and what is allowed.
+    prefix_cache_blocks: blocks of 512 prompt tokens that the prefix cache holds, 0 for none. window: tokens before
+    the end of a prefix hit that are computed again. ValueError names the setting, its value and what is allowed.
     """
 
     max_num_seqs: int
@@ -25,10 +26,12 @@ class SchedulerSettings:
     prompt_logprobs_share: float = 0.0
     block_size: int = BLOCK_SIZE
     num_blocks: int | None = None
+    prefix_cache_blocks: int = 0
+    window: int = 0
     seed: int = 0
 
     def __attrs_post_init__(self) -> None:
-        least = {"max_num_seqs": 1, "num_speculative_tokens": 0, "seed": 0}
+        least = {"max_num_seqs": 1, "num_speculative_tokens": 0, "prefix_cache_blocks": 0, "window": 0, "seed": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
@@ -48,6 +51,7 @@ class SchedulerSettings:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_speculative_tokens=config.num_speculative_tokens,
+            window=config.window,
             **others,
         )
 

@@ -18,17 +18,26 @@ def open_workload(
     profile: str | None = None,
     num_requests: int = DEFAULT_REQUESTS,
     seed: int = 0,
+    request_rate: float | None = None,
+    burstiness: float | None = None,
 ) -> tuple[Iterable[TraceRequest], str]:
     """The requests and where they come from, in words: all of `trace`, or `num_requests` drawn from `profile`.
 
-    Drawn requests can be gone through once. The words name a file without its folder: they go into records and
-    reports that others read. Raises ValueError for a bad file, an unknown profile, or a trace and a profile together.
+    Drawn requests can be gone through once; they arrive as the profile's do unless a rate in requests a second or a
+    burstiness says otherwise. The words name a file without its folder: they go into records and reports that others
+    read. Raises ValueError for a bad file, an unknown profile, or a trace together with what only drawn requests take.
     """
-    if trace is not None and profile is not None:
-        raise ValueError(f"profile is {profile!r} and trace is {str(trace)!r}: only one of them may be given")
     if trace is not None:
+        for name, value in (("profile", profile), ("request_rate", request_rate), ("burstiness", burstiness)):
+            if value is not None:
+                raise ValueError(f"{name} is {value!r} and trace is {str(trace)!r}: only one of them may be given")
         read = read_trace(trace)
         return read, f"{len(read):,} requests of {Path(trace).name}"
     chosen = load_profile(profile or DEFAULT_PROFILE)
     words = f"{num_requests:,} requests drawn with seed {seed} from profile {chosen.name}, quantiles of {chosen.source}"
-    return generate_requests(chosen, num_requests, seed=seed), words
+    if request_rate is not None:
+        words += f", at {request_rate:g} requests a second"
+    if burstiness is not None:
+        words += f", burstiness {burstiness:g}"
+    drawn = generate_requests(chosen, num_requests, seed=seed, request_rate=request_rate, burstiness=burstiness)
+    return drawn, words

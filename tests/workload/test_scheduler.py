@@ -4,13 +4,15 @@ import itertools
 import math
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_sim.batch.request import Phase
 from replay_sim.config import load_config
-from replay_sim.workload.running import RunningRequests
+from replay_sim.workload.kv_blocks import BlockTable
+from replay_sim.workload.running import RunningRequest, RunningRequests
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.trace import TraceRequest
@@ -291,9 +293,10 @@ def test_settings_come_from_a_serving_config():
 def test_running_requests_keep_their_order_when_some_leave():
     running = RunningRequests(4)
     for name in "abcd":
-        running.add(TraceRequest(0.0, 5, 5, name), None, 0, False)
+        running.add(RunningRequest(TraceRequest(0.0, 5, 5, name), BlockTable(BLOCK_SIZE)), 0, False)
+    lengths, flags = np.full(4, 5), np.zeros(4, bool)
     assert running.remove(running.prompt[:3] < 0) == ()
     done = running.prompt[:3] > 0
     done[1] = False
-    assert running.remove(done) == ("a", "c")
-    assert running.ids(2) == ("b", "d")
+    assert [kept.request.request_id for kept in running.remove(done)] == ["a", "c"]
+    assert running.columns(lengths[:2], flags[:2], any_prefill=True).request_ids == ("b", "d")

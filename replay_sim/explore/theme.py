@@ -81,11 +81,11 @@ def finish(figure: go.Figure, *, finding: str, source: str, height: int, left: i
 
     All in pixels: `height`, and the room for the labels of the axes, `left` and `below`.
     """
-    title, caption = _wrapped(finding, TITLE_CHARACTERS), _wrapped(f"Source: {source}", CAPTION_CHARACTERS)
+    title, caption = titled(finding), _wrapped(f"Source: {source}", CAPTION_CHARACTERS)
     bottom = below + 12 + CAPTION_LINE_PIXELS * (1 + caption.count("<br>"))
     figure.update_layout(
         template=TEMPLATE,
-        title_text=f"<b>{title}</b>",
+        title_text=title,
         height=height,
         margin={"l": left, "r": 44, "t": 84 + 20 * title.count("<br>"), "b": bottom},
     )
@@ -105,6 +105,11 @@ def finish(figure: go.Figure, *, finding: str, source: str, height: int, left: i
         xshift=EDGE - left,
     )
     return figure
+
+
+def titled(finding: str) -> str:
+    """The finding as a title that plotly shows, bold and broken into lines."""
+    return f"<b>{_wrapped(finding, TITLE_CHARACTERS)}</b>"
 
 
 def _wrapped(words: str, width: int) -> str:

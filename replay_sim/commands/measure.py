@@ -9,7 +9,8 @@ from click.core import ParameterSource
 from replay_sim.commands import _options
 from replay_sim.config import SHAPES
 
-SUITES = ("run", "pool", "movement")
+SUITES = ("run", "pool", "movement", "steps")
+SWEEPS = ("threshold", "decode", "requests", "prompt", "experts", "window", "budget", "layers", "capture")
 PATHS = ("preset", "trace", "histories")
 
 
@@ -33,6 +34,9 @@ PATHS = ("preset", "trace", "histories")
     "--arrangement", type=click.Choice(("shared", "own_stream", "own_pool")), help="pool: only this one, as it is used."
 )
 @click.option("--histories", metavar="DIR", help="pool: folder for the allocation history of every capture.")
+@click.option(
+    "--sweep", type=click.Choice(SWEEPS), multiple=True, help="steps: only this one; may be repeated.  [default: all]"
+)
 @click.option("--out", required=True, metavar="DIR", help="Folder that the records are written to.")
 @click.pass_context
 def command(
@@ -46,12 +50,14 @@ def command(
     seed: int,
     arrangement: str | None,
     histories: str | None,
+    sweep: tuple[str, ...],
     out: str,
 ) -> None:
     """Run the real system on this machine's device and write records with their provenance.
 
     run: STEPS steps of the config on the workload with real graphs. pool: reserved memory of each sharing arrangement,
-    each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth.
+    each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth. steps: step
+    times of every arm, eager and in graphs, with and without replay, over sweeps of what a step holds; several minutes.
     """
     from replay_sim.measure.suites import make_request, run_suites
     from replay_sim.replay.sharing import PoolSharing
@@ -66,6 +72,7 @@ def command(
         seed=seed,
         arrangement=None if arrangement is None else PoolSharing(arrangement),
         histories=None if histories is None else Path(histories),
+        sweeps=sweep or SWEEPS,
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):
         click.echo(f"{summary}\nwrote {path}\n")

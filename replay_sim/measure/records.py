@@ -29,6 +29,10 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
         "arm num_tokens padded_tokens replay_rows num_reqs window host_us device_us p10 p90 n graph_launches "
         "kernel_launches limit_us held_out predicted_us".split()
     ),
+    "prefill": frozenset(
+        "arm prompt_tokens max_num_batched_tokens num_steps window prefill_us host_us p10 p90 n".split()
+    ),
+    "calls": frozenset("op rows device_us p10 p90 n bytes limit_us".split()),
     "run": frozenset("step num_tokens padded_tokens mode replay_rows padded_rows replay_mode reason num_reqs".split()),
 }
 """Kinds of record and the keys that every point of the kind has."""

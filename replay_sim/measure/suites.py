@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
 from replay_sim.capture import CaptureBackend
 from replay_sim.config import DEFAULT_PRESET, DecoderShape, ServingConfig, load_config
+from replay_sim.measure.capture_times import capture_points
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
+from replay_sim.measure.step_points import flat_record
+from replay_sim.measure.step_suite import SWEEPS, StepSuite
 from replay_sim.plan import make_plan
 from replay_sim.progress import progress_bar
 from replay_sim.replay.sharing import PoolSharing
@@ -27,7 +30,8 @@ class MeasureRequest:
     """What is to be measured, on which backend, and the command that asks for it.
 
     `config_name` is the preset or file that `config` came from, `workload` says where `requests` come from.
-    `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories.
+    `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories; `sweeps` are
+    those of the steps suite.
     """
 
     config_name: str
@@ -41,6 +45,7 @@ class MeasureRequest:
     command: str
     arrangement: PoolSharing | None = None
     histories: Path | None = None
+    sweeps: tuple[str, ...] = SWEEPS
 
     @property
     def subject(self) -> str:
@@ -59,6 +64,7 @@ def make_request(
     seed: int = 0,
     arrangement: PoolSharing | None = None,
     histories: Path | None = None,
+    sweeps: Sequence[str] = SWEEPS,
 ) -> MeasureRequest:
     """Read and check what was asked for before anything runs.
 
@@ -84,6 +90,7 @@ def make_request(
         command=command,
         arrangement=arrangement,
         histories=histories,
+        sweeps=tuple(dict.fromkeys(sweeps)),
     )
 
 
@@ -93,17 +100,18 @@ Suite = Callable[[MeasureRequest], tuple[list[Record], str]]
 def run_suites(names: Iterable[str], request: MeasureRequest, out: Path) -> Iterator[tuple[Path, str]]:
     """Run the named suites, write each record into `out`, and yield its path and a summary in markdown.
 
-    A record's name is its kind, its suite's subject and the device. Raises ValueError for what cannot be run, and
-    OSError before anything runs where `out` cannot be made.
+    A record's name is its kind, its suite's subject and the device; a sweep of steps is written when it is done.
+    Raises ValueError for what cannot be run, and OSError before anything runs where `out` cannot be made.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(names):
-        records, summary = SUITES[name](request)
-        for index, record in enumerate(records):
-            device = str(record.environment["gpu"] or "cpu").lower().replace(" ", "-")
-            path = out / f"{record.kind}-{record.settings['subject']}-{device}.json"
-            write_record(record, path)
-            yield path, summary if index == 0 else ""
+        results = _steps(request) if name == STEPS else [SUITES[name](request)]
+        for records, summary in results:
+            for index, record in enumerate(records):
+                device = str(record.environment["gpu"] or "cpu").lower().replace(" ", "-")
+                path = out / f"{record.kind}-{record.settings['subject']}-{device}.json"
+                write_record(record, path)
+                yield path, summary if index == 0 else ""
 
 
 def _record(request: MeasureRequest, kind: str, settings: dict[str, object], points: list[Point]) -> Record:
@@ -140,33 +148,15 @@ def _run(request: MeasureRequest) -> tuple[list[Record], str]:
         "break_buffer_bytes": report.break_buffer_bytes,
     }
     run = _record(request, "run", settings, _run_points(report))
-    groups: list[Point] = [
-        {
-            "plan": request.subject,
-            "group": group.group,
-            "num_graphs": group.num_graphs,
-            "num_segments": group.num_segments,
-            "num_operations": group.num_operations,
-            "seconds": round(group.seconds, 3),
-            "reserved_bytes": group.pool_bytes,
-            "plain_bytes": group.plain_bytes,
-        }
-        for group in report.groups
-    ]
+    groups = capture_points(request.subject, report.groups)
     return [run, _record(request, "capture", settings, groups)], report.markdown(20)
 
 
 def _run_points(report: RunReport) -> list[Point]:
     """Every field of each step's record, and its wall time."""
 
-    def flat(_: object, __: object, value: object) -> object:
-        return value.value if isinstance(value, Enum) else value
-
     steps = enumerate(zip(report.records, report.step_us, strict=True))
-    return [
-        {"step": index, **attrs.asdict(record, value_serializer=flat), "step_us": round(step_us, 1)}
-        for index, (record, step_us) in steps
-    ]
+    return [{"step": index, **flat_record(record), "step_us": round(step_us, 1)} for index, (record, step_us) in steps]
 
 
 def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
@@ -189,4 +179,27 @@ def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
     return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary
 
 
+def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
+    """The sweeps of steps, one result each; one that fails leaves the others theirs, and is raised after them.
+
+    Its traceback is printed at once and let go, for it holds the runners' memory.
+    """
+    suite = StepSuite(request.config, request.shape, request.backend, request.seed, progress_bar)
+    failed = []
+    for sweep in request.sweeps:
+        try:
+            result = suite.run(sweep)
+        except Exception as error:
+            traceback.print_exception(error)
+            traceback.clear_frames(error.__traceback__)
+            failed.append(f"{sweep}: {error}")
+            suite.free()
+            continue
+        records = [_record(request, kind, result.settings, points) for kind, points in result.points.items()]
+        yield records, result.summary
+    if failed:
+        raise RuntimeError(f"sweeps failed, the other sweeps' records are written: {'; '.join(failed)}")
+
+
+STEPS = "steps"
 SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement}

@@ -40,7 +40,8 @@ def staircase_figure(plan: CapturePlan, source: str) -> go.Figure:
         row=1,
         col=1,
     )
-    shade_unreachable(figure, plan, end)
+    if shade_unreachable(figure, plan, end):
+        figure.add_trace(shade_legend(), row=1, col=1)
     ticks = thinned(plan.replay_sizes)
     figure.update_xaxes(range=[0, end], tickvals=ticks, ticktext=[f"{size:,}" for size in ticks])
     figure.update_xaxes(title_text="rows of the replay batch (ticks: capture sizes)", row=2, col=1)
@@ -78,23 +79,25 @@ def _add_steps(figure: go.Figure, points: list[tuple[int, int]]) -> None:
     )
 
 
-def shade_unreachable(figure: go.Figure, plan: CapturePlan, end: int) -> None:
-    """Grey up to `end` where no batch has so many rows (P6)."""
+def shade_unreachable(figure: go.Figure, plan: CapturePlan, end: int) -> bool:
+    """Grey up to `end` where no batch has so many rows (P6); whether there is such a place beside captured sizes."""
     start = 0
     for low, high in (*reachable_rows(plan), (end + 1, end + 1)):
         if low - 1 > start:
             figure.add_vrect(x0=start, x1=min(low - 1, end), fillcolor="#E9EDF1", line_width=0, layer="below")
         start = max(start, high)
-    if start and plan.replay_sizes:
-        figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            marker={"symbol": "square", "size": 11, "color": "#E9EDF1", "line": {"color": FAINT, "width": 0.5}},
-            name="no batch has so many rows",
-            row=1,
-            col=1,
-        )
+    return bool(start and plan.replay_sizes)
+
+
+def shade_legend() -> go.Scatter:
+    """A trace without points that explains the grey in the legend."""
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        marker={"symbol": "square", "size": 11, "color": "#E9EDF1", "line": {"color": FAINT, "width": 0.5}},
+        name="no batch has so many rows",
+    )
 
 
 def thinned(sizes: tuple[int, ...]) -> list[int]:

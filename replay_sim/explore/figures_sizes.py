@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from replay_sim.explore.figures_plan import BEYOND, shade_unreachable, staircase_points, thinned
+from replay_sim.explore.figures_plan import BEYOND, shade_legend, shade_unreachable, staircase_points, thinned
 from replay_sim.explore.plan_comparison import (
     DEFAULT,
     MIB,
@@ -46,7 +46,8 @@ def plans_figure(plans: Mapping[str, JudgedPlan], weights: RowWeights, source: s
     _add_weights(figure, weights, end)
     for level, (name, meaning) in enumerate(PLANS.items()):
         _add_sizes(figure, meaning, plans.get(name), level)
-    shade_unreachable(figure, first.plan, end)
+    is_shaded = shade_unreachable(figure, first.plan, end)
+    figure.add_trace(shade_legend().update(showlegend=is_shaded), row=1, col=1)
     ticks = thinned(first.plan.replay_sizes)
     figure.update_xaxes(range=[0, end], tickvals=ticks, ticktext=[f"{size:,}" for size in ticks])
     figure.update_xaxes(title_text="rows of the replay batch (ticks: sizes of the default plan)", row=3, col=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import islice
 
 import attrs
 import pandas as pd
@@ -36,10 +37,10 @@ class RowWeights:
 
 @attrs.frozen
 class JudgedPlan:
-    """A plan, its cost with the padding of the rows that it was judged on, and what it leaves to eager.
+    """A plan and what it costs, judged on some rows.
 
-    eager_share: replay batches of more rows than the largest size, as a share of 1. unreachable: sizes that no batch
-    can select (P6).
+    cost: with the padding of these rows. eager_share: batches of more rows than the largest size, as a share of 1.
+    unreachable: sizes that no batch can select (P6).
     """
 
     plan: CapturePlan
@@ -102,9 +103,9 @@ def _simulated(config: ServingConfig, profile: str, seed: int, num_steps: int) -
     """The first steps, dispatched; no step can admit more requests than are left."""
     requests = generate_requests(load_profile(profile), num_steps * config.max_num_seqs, seed=seed)
     settings = SchedulerSettings.from_config(config, seed=seed)
-    steps = Scheduler(requests, settings, dispatch=planned_dispatch(make_plan(config))).steps()
+    scheduler = Scheduler(requests, settings, dispatch=planned_dispatch(make_plan(config)))
     simulation = Simulation()
-    for _, _ in zip(range(num_steps), simulation.watch(steps), strict=False):
+    for _ in simulation.watch(islice(scheduler.steps(), num_steps)):
         pass
     return simulation
 
@@ -173,8 +174,8 @@ def judged_table(plans: Mapping[str, JudgedPlan]) -> pd.DataFrame:
         name: {
             "replay graphs": judgement.cost.num_replay_graphs,
             "largest size (rows)": judgement.plan.replay_sizes[-1] if judgement.plan.replay_sizes else 0,
-            "pads among padded rows": f"{judgement.cost.mean_padding:.1%}",
-            "batches beyond it, eager": f"{judgement.eager_share:.1%}",
+            "pads among padded rows": _padding(judgement),
+            "rows beyond it, eager": f"{judgement.eager_share:.1%}",
             "static buffers (MiB)": f"{judgement.cost.static_buffer_bytes / MIB:,.1f}",
             "sizes no batch can select": listed(judgement.unreachable) or "none",
         }
@@ -183,11 +184,14 @@ def judged_table(plans: Mapping[str, JudgedPlan]) -> pd.DataFrame:
     return pd.DataFrame(columns).T.rename_axis("plan")
 
 
+def _padding(judgement: JudgedPlan) -> str:
+    return f"{judgement.cost.mean_padding:.1%}" if judgement.plan.replay_sizes else "no graphs"
+
+
 def padding_table(judgements: Mapping[str, Mapping[str, JudgedPlan]]) -> pd.DataFrame:
     """Pads among padded rows of every plan, a row for each set of rows that the plans were judged on."""
     shares = {
-        rows: {name: f"{judgement.cost.mean_padding:.1%}" for name, judgement in plans.items()}
-        for rows, plans in judgements.items()
+        rows: {name: _padding(judgement) for name, judgement in plans.items()} for rows, plans in judgements.items()
     }
     return pd.DataFrame(shares).T.rename_axis("judged on")
 

@@ -15,7 +15,7 @@ from replay_sim.config.shapes import DecoderShape
 from replay_sim.measure.roofline import PARTS, Rates, step_parts
 from replay_sim.measure.step_case import StepCase
 from replay_sim.measure.step_launches import step_launches
-from replay_sim.measure.step_ops import KINDS, Op
+from replay_sim.measure.step_ops import KINDS, Op, active_experts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,7 +34,8 @@ class OpArrays:
 
     `step`, `part` and `kind` are indices into the steps, PARTS and KINDS; `bytes_us`, `flops_us` and `serial_us` are
     of one launch: bytes over bandwidth, arithmetic of whole tiles over the matmul rate, and the waves of tiles or of
-    rows that follow each other on one multiprocessor.
+    rows that follow each other on one multiprocessor. Of an expert product `bytes_us` leaves the weights out:
+    `weights_us` are those of all experts, and `load` is the rows of an expert.
     """
 
     step: Ints
@@ -45,6 +46,8 @@ class OpArrays:
     bytes_us: Floats
     flops_us: Floats
     serial_us: Floats
+    weights_us: Floats
+    load: Floats
 
 
 @attrs.frozen(eq=False)
@@ -107,10 +110,14 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
 
 
 def _op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
-    """kind, count, kernels and the three nominal times of one operation."""
+    """kind, count and kernels of one operation, its nominal times, and an expert's load."""
     flops, serial = _tiled(op, shape, rates)
-    bytes_us = op.nbytes / rates.bandwidth * 1e6
-    return KINDS.index(op.kind), op.count, op.kernels, bytes_us, flops, serial
+    nbytes, load = op.nbytes, 0.0
+    if op.kind == "experts":
+        nbytes -= op.weight_bytes * active_experts(shape, int(op.rows)) / shape.num_local_experts
+        load = op.rows * shape.num_experts_per_tok / shape.num_experts
+    bytes_us, weights_us = (value / rates.bandwidth * 1e6 for value in (nbytes, op.weight_bytes))
+    return KINDS.index(op.kind), op.count, op.kernels, bytes_us, flops, serial, weights_us, load
 
 
 def _tiled(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, float]:

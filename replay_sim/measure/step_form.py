@@ -14,11 +14,16 @@ from replay_sim.measure.step_ops import KINDS
 SHARPNESS = 3.0
 """An operation takes the power mean of this order of its bounds: near the largest, above it where two are close."""
 
+NODES = 9
+"""Points of the quadrature over how popular experts are."""
+
 PRIORS: dict[str, float] = {
     **{f"{kind}.bytes": 1.2 for kind in KINDS},
     **{f"{kind}.floor": 2.0 for kind in KINDS},
     **{f"{kind}.flops": 1.3 for kind in ("streams", "dense", "experts", "attention")},
     **{f"{kind}.serial": 0.3 for kind in ("dense", "experts", "attention", "routing")},
+    "experts.spread_first": 0.5,
+    "experts.spread_late": 0.5,
     "gap.eager": 1.0,
     "gap.graph": 0.5,
     "gap.graphs": 3.0,
@@ -38,7 +43,8 @@ PRIORS: dict[str, float] = {
 }
 """Every coefficient by name, and where a fit starts.
 
-KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel. gap: idle
+KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel.
+experts.spread: how unevenly rows pick experts, before and after the cut, as the logarithm's deviation. gap: idle
 microseconds on the device a kernel launched eagerly, a kernel in a graph, a graph launch. device.step, .token:
 staging on the device. host: microseconds a step, padded token, request, eager kernel, graph launch, eager break, replay
 batch, replay region, eager replay region, and after the last part. latency: from a launch until the device has it.
@@ -100,8 +106,11 @@ def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
         return np.array([coefficients.get(f"{kind}.{bound}", 0.0) for kind in KINDS])
 
     ops = arrays.ops
+    late = ops.part == PARTS.index("replay_layers")
+    spread = np.where(late, coefficients["experts.spread_late"], coefficients["experts.spread_first"])
+    bytes_us = ops.bytes_us + ops.weights_us * experts_in_use(ops.load, spread)
     bounds = (
-        by_kind("bytes")[ops.kind] * ops.bytes_us,
+        by_kind("bytes")[ops.kind] * bytes_us,
         by_kind("flops")[ops.kind] * ops.flops_us,
         by_kind("serial")[ops.kind] * ops.serial_us,
     )
@@ -110,6 +119,17 @@ def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
     busy = np.zeros((arrays.num_steps, len(PARTS)))
     np.add.at(busy, (ops.step, ops.part), each)
     return busy
+
+
+def experts_in_use(load: Floats, spread: Floats) -> Floats:
+    """The share of experts that some row picks, if an expert has `load` rows on average, float64 (N).
+
+    Experts are picked unevenly: their expected rows are log-normal with deviation `spread` (N) of the logarithm.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    popularity = np.exp(spread[:, None] * nodes - spread[:, None] ** 2 / 2)
+    share: Floats = (1 - np.exp(-load[:, None] * popularity)) @ (weights / weights.sum())
+    return share
 
 
 def _host_parts(arrays: StepArrays, coefficients: Coefficients) -> Floats:

@@ -22,6 +22,7 @@ class Op:
     `nbytes` are every operand read once and every result written once; of weights and caches what the rows really use.
     `flops` are multiplications and additions. `rows`, `inner`, `width` are those of a product (rows, inner) x (inner,
     width), `groups` how many of them it is; for attention `inner` is the keys that all rows read together.
+    `weight_bytes` are those of the weights of all experts, of which `nbytes` holds what evenly routed rows use.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Op:
     inner: float = 0.0
     width: int = 0
     groups: int = 1
+    weight_bytes: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -228,4 +230,5 @@ def _grouped(shape: DecoderShape, name: str, rows: int, inner: int, width: int) 
         inner=inner,
         width=width,
         groups=shape.num_local_experts,
+        weight_bytes=shape.num_local_experts * inner * width * shape.dtype_bytes,
     )

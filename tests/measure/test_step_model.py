@@ -11,7 +11,7 @@ from replay_sim.measure.roofline import PARTS, step_limit_us
 from replay_sim.measure.step_costs import REGION_TOKENS, StepCosts
 from replay_sim.measure.step_features import expected_tiles, step_arrays
 from replay_sim.measure.step_fit import domain_of, error_table, fit_coefficients, held_out_errors
-from replay_sim.measure.step_form import PRIORS, step_times
+from replay_sim.measure.step_form import PRIORS, experts_in_use, step_times
 from replay_sim.measure.step_model import ArmError, StepModel, arm_of, model_text, read_model
 
 NOISE = 0.01
@@ -111,6 +111,15 @@ def test_expected_tiles_are_those_of_drawn_rows() -> None:
         drawn = -(-random.binomial(rows, 1 / 64, 20_000) // 128)
         assert expected_tiles(rows, 1 / 64, 128) == pytest.approx(drawn.mean(), rel=0.02)
     assert expected_tiles(300, 1.0, 128) == 3
+
+
+def test_experts_in_use_are_those_of_drawn_rows_evenly_and_unevenly_picked() -> None:
+    random = np.random.default_rng(0)
+    for load, spread in ((2.0, 0.0), (2.0, 1.0), (20.0, 1.5)):
+        rows = load * np.exp(random.normal(0, spread, 200_000) - spread**2 / 2)
+        found = experts_in_use(np.array([load]), np.array([spread]))
+        assert found == pytest.approx((random.poisson(rows) > 0).mean(), rel=0.02)
+    assert experts_in_use(np.zeros(1), np.ones(1)) == 0
 
 
 def test_a_fit_is_the_same_every_time_and_uses_no_held_out_point(points, model: StepModel) -> None:

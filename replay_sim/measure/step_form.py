@@ -14,8 +14,8 @@ from replay_sim.measure.step_ops import KINDS
 SHARPNESS = 3.0
 """An operation takes the power mean of this order of its bounds: near the largest, above it where two are close."""
 
-NODES = 9
-"""Points of the quadrature over how popular experts are."""
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+"""The quadrature over how popular experts are, a normal distribution of the logarithm."""
 
 PRIORS: dict[str, float] = {
     **{f"{kind}.bytes": 1.2 for kind in KINDS},
@@ -126,9 +126,8 @@ def experts_in_use(load: Floats, spread: Floats) -> Floats:
 
     Experts are picked unevenly: their expected rows are log-normal with deviation `spread` (N) of the logarithm.
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    popularity = np.exp(spread[:, None] * nodes - spread[:, None] ** 2 / 2)
-    share: Floats = (1 - np.exp(-load[:, None] * popularity)) @ (weights / weights.sum())
+    popularity = np.exp(spread[:, None] * NODES - spread[:, None] ** 2 / 2)
+    share: Floats = (1 - np.exp(-load[:, None] * popularity)) @ (WEIGHTS / WEIGHTS.sum())
     return share
 
 

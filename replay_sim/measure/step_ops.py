@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import attrs
@@ -87,7 +88,8 @@ def product(shape: DecoderShape, name: str, rows: int, inner: int, width: int, g
     )
 
 
-def layer_ops(shape: DecoderShape, rows: Rows, count: int, *, shared: bool, writes_kv: bool = True) -> list[Op]:
+@lru_cache(maxsize=4096)
+def layer_ops(shape: DecoderShape, rows: Rows, count: int, *, shared: bool, writes_kv: bool = True) -> tuple[Op, ...]:
     """The operations of `count` equal layers, launched one by one.
 
     `shared`: the layer attends the shared KV. Without `writes_kv` its latents were written before (L3).
@@ -101,7 +103,7 @@ def layer_ops(shape: DecoderShape, rows: Rows, count: int, *, shared: bool, writ
         boundary(shape, "expert boundary", rows.padded),
         *_experts(shape, rows),
     ]
-    return [attrs.evolve(op, count=count) for op in ops]
+    return tuple(attrs.evolve(op, count=count) for op in ops)
 
 
 def boundary(shape: DecoderShape, name: str, rows: int) -> Op:

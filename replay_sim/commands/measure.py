@@ -9,7 +9,7 @@ from click.core import ParameterSource
 from replay_sim.commands import _options
 from replay_sim.config import SHAPES
 
-SUITES = ("run", "pool", "movement", "steps")
+SUITES = ("run", "pool", "movement", "region", "steps")
 SWEEPS = ("threshold", "decode", "requests", "prompt", "experts", "window", "budget", "layers", "capture")
 PATHS = ("preset", "trace", "histories")
 
@@ -56,7 +56,8 @@ def command(
     """Run the real system on this machine's device and write records with their provenance.
 
     run: STEPS steps of the config on the workload with real graphs. pool: reserved memory of each sharing arrangement,
-    each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth. steps: step
+    each in a fresh process. movement: gather and scatter of rows against the measured copy bandwidth. region: the
+    replay region in each form of its graphs. steps: step
     times of every arm, eager and in graphs, with and without replay, over sweeps of what a step holds; several minutes.
     """
     from replay_sim.measure.suites import make_request, run_suites

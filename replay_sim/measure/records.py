@@ -23,6 +23,10 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     "movement": frozenset(
         "op arm rows tokens hidden_size device_us host_us bytes limit_us".split(),
     ),
+    "region": frozenset(
+        "form rows tokens num_reqs num_replay_layers num_local_experts graph_launches host_us device_us p10 p90 n "
+        "layers_us beyond_us moved_us".split()
+    ),
     "pool": frozenset("arrangement order group reserved_bytes predicted_bytes".split()),
     "capture": frozenset("plan num_graphs num_segments seconds reserved_bytes".split()),
     "steps": frozenset(

@@ -14,6 +14,7 @@ from replay_sim.measure.capture_times import capture_points
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
+from replay_sim.measure.replay_region import region_points
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
 from replay_sim.measure.step_points import flat_record
@@ -174,7 +175,7 @@ def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
 
 
 def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
-    """Gather and scatter of rows, an operation a tensor, against the copy bandwidth of the same run."""
+    """Gather and scatter of rows, an operation a tensor and fused, against the copy bandwidth of the same run."""
     points, settings, summary = measure_movement(request.shape, request.backend, request.seed)
     return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary
 
@@ -202,4 +203,12 @@ def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
 
 
 STEPS = "steps"
-SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement}
+def _region(request: MeasureRequest) -> tuple[list[Record], str]:
+    """The replay region in each form, and a `capture` record of what each form takes to capture."""
+    regions, captures, summary = region_points(request.shape, request.backend, request.seed)
+    settings: dict[str, object] = {"subject": request.shape.name, "window": request.shape.window}
+    forms = _record(request, "capture", settings | {"subject": f"{request.shape.name}-replay-forms"}, captures)
+    return [_record(request, "region", settings, regions), forms], summary
+
+
+SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement, "region": _region}

@@ -25,6 +25,9 @@ from replay_sim.plan.step_costs import StepCosts
 CURVE_GRAPHS = 16
 """How far the trade-off curves go at least, also beyond the limit: what more graphs would buy."""
 
+NOT_WORTH_A_GRAPH = 1e-3
+"""Of choices whose expected times differ by less than this share the one of fewest graphs is taken."""
+
 PoolBytes = Callable[[CapturePlan], int]
 
 
@@ -83,7 +86,8 @@ def tune(
     """Tune `config` on the steps `seen`, and judge on `unseen` (issue 6, 4).
 
     Within the limits the tuned plan is never worse on `seen` than the default or the config's own: both are among the
-    choices. Raises ValueError: no graphs are captured, no steps, or limits that no plan keeps.
+    choices. A graph that saves less than NOT_WORTH_A_GRAPH is not captured. Raises ValueError: no graphs are captured,
+    no steps, or limits that no plan keeps.
     """
     own, default = make_plan(config), make_plan(default_config(config))
     if not own.model_sizes and not own.full_sizes:
@@ -141,13 +145,11 @@ def _choose(
         references = [choice_of(make_plan(other)) for other in configs.values()]
         planner = make_planner(own, steps, costs, [row for other in references for row in other.replay_sizes])
         grid = _grid(planner, own, references, limits)
-    points = sorted((point for row in grid for point in row), key=_by_cost)
-    candidates = [config_with(config, point) for point in points]
-    index = first_that_fits([make_plan(candidate) for candidate in candidates], limits, pool_bytes)
-    choices = [] if index is None else [candidates[index]]
+    choices = _cheapest(config, [point for row in grid for point in row], limits, pool_bytes)
     for other in configs.values():
-        if first_that_fits([make_plan(other)], limits, pool_bytes) is not None:
-            choices.append(other)
+        plan = make_plan(other)
+        if first_that_fits([plan], limits, pool_bytes) is not None:
+            choices.append(config_with(config, choice_of(plan)))
     if not choices:
         raise ValueError(f"limits: no plan keeps {_words(limits)}; raise one of them")
     chosen = min(choices, key=lambda choice: score(make_plan(choice), seen, costs).expected_step_ms)
@@ -177,9 +179,28 @@ def _grid(
     )
 
 
-def _by_cost(point: JointSizes) -> tuple[float, int, int]:
-    """The cheapest first, of equally cheap ones that of fewest graphs."""
-    return round(point.expected_us, 6), len(point.replay_sizes) + len(point.model_sizes), len(point.replay_sizes)
+def _cheapest(
+    config: ServingConfig, points: list[JointSizes], limits: Limits, pool_bytes: PoolBytes | None
+) -> list[ServingConfig]:
+    """The config of fewest graphs among the points about as cheap as the cheapest within the limits, if any is."""
+
+    def first(ordered: list[JointSizes]) -> int | None:
+        return first_that_fits([make_plan(config_with(config, point)) for point in ordered], limits, pool_bytes)
+
+    by_cost = sorted(points, key=lambda point: (point.expected_us, _num_graphs(point)))
+    index = first(by_cost)
+    if index is None:
+        return []
+    most_us = by_cost[index].expected_us * (1 + NOT_WORTH_A_GRAPH)
+    about_as_cheap = [point for point in by_cost[index:] if point.expected_us <= most_us]
+    about_as_cheap.sort(key=_num_graphs)
+    fewest = first(about_as_cheap)
+    assert fewest is not None
+    return [config_with(config, about_as_cheap[fewest])]
+
+
+def _num_graphs(point: JointSizes) -> int:
+    return len(point.replay_sizes) + len(point.model_sizes)
 
 
 def _curves(

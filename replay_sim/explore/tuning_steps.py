@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 
 from replay_sim.batch.dispatch import smallest_size
+from replay_sim.batch.request import Batch
 from replay_sim.batch.rows import kept_lengths
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.plan.joint import MixedSteps
-from replay_sim.workload.scheduler import ScheduledStep
 from replay_sim.workload.statistics_table import REPLAY_GRAPHS, StatisticsTable
 
 StepKey = tuple[int, int, bool]
@@ -20,10 +20,9 @@ StepKey = tuple[int, int, bool]
 StepCounts = Counter[StepKey]
 
 
-def step_keys(steps: Iterable[ScheduledStep], plan: CapturePlan) -> Iterator[StepKey]:
-    """The key of every step with tokens; the window and the decode length are the plan's."""
-    for step in steps:
-        batch = step.batch
+def step_keys(batches: Iterable[Batch], plan: CapturePlan) -> Iterator[StepKey]:
+    """The key of every batch with tokens; the window and the decode length are the plan's."""
+    for batch in batches:
         if batch.num_tokens:
             uniform = batch.uniform_decode_len == plan.query_len_decode
             yield batch.num_tokens, int(kept_lengths(batch, plan.window).sum()), uniform

@@ -137,6 +137,15 @@ class JointPlanner:
             curve = _shared_out(curve, self._segment(low, high, threshold, replay_us, others), others)
         return [OptimalSizes(tuple(sorted((*fixed, *sizes))), cost / self.total_weight) for cost, sizes in curve]
 
+    def without_unused(self, choice: JointSizes) -> JointSizes:
+        """The choice without the model sizes that no step takes and that need not be there: it costs as much."""
+        sizes = np.array(choice.model_sizes, np.int64)
+        taken = np.unique(np.searchsorted(sizes, self.steps.tokens))
+        used = {*sizes[taken[taken < len(sizes)]].tolist(), *self.kept_sizes}
+        threshold = choice.trim_threshold
+        breaking = [size for size in used if threshold is not None and size >= threshold]
+        return attrs.evolve(choice, model_sizes=tuple(sorted(used)), trim_threshold=min(breaking, default=None))
+
     def _segment(self, low: int, high: int | None, threshold: int | None, replay_us: Floats, most: int) -> Curve:
         """The curve of sizes between `low` and `high` for the steps above `low` that `high` holds; None holds all.
 
@@ -225,7 +234,7 @@ def trade_offs(
     models = planner.model_optima(threshold, planner.replay_us(choice.replay_sizes), max_model_graphs)
     return [
         [
-            JointSizes(model.sizes, threshold, replay.sizes, replay.expected_cost)
+            planner.without_unused(JointSizes(model.sizes, threshold, replay.sizes, replay.expected_cost))
             for replay in planner.replay_optima(model.sizes, threshold, max_replay_graphs)
         ]
         for model in models

@@ -1,0 +1,95 @@
+"""The tune command: JSON, text, what it emits, and one line for what it cannot use."""
+
+import json
+from pathlib import Path
+
+import pytest
+from explore.tuning_cases import PlainCosts
+
+from replay_sim import cli
+
+TABLE = (
+    "INFO 11-29 10:00:00 [cudagraph.py:12] | Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count |\n"
+    "INFO 11-29 10:00:00 [cudagraph.py:12] |---|---|---|---|---|\n"
+    "INFO 11-29 10:00:00 [cudagraph.py:12] | 96 | 96 | 0 | FULL | 900 |\n"
+    "INFO 11-29 10:00:00 [cudagraph.py:12] | 1300 | 1536 | 236 | PIECEWISE | 40 |\n"
+)
+SCORES = ("expected_step_ms", "padded_rows", "num_replay_graphs", "source")
+
+
+@pytest.fixture(autouse=True)
+def plain_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of a plain law, so that the test needs no fitted model."""
+    monkeypatch.setattr("replay_sim.explore.tuning_costs.fitted_costs", lambda config: PlainCosts())
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["tune", *args])
+    captured = capsys.readouterr()
+    return int(exited.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    path = tmp_path / "server.log"
+    path.write_text(TABLE)
+    return str(path)
+
+
+def test_json_has_the_promised_names_and_tuned_is_no_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    """product.md, `tune --json`; tuned on the first half, judged on the second."""
+    status, out, _ = run(capsys, "default", "--requests", "60", "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert told["cudagraph_capture_sizes"] == sorted(set(told["cudagraph_capture_sizes"]))
+    assert told["decoder_replay_cudagraph_capture_sizes"] and told["decoder_replay_trim_threshold"] > 128
+    for name in ("default", "own", "tuned"):
+        assert all(key in told[name] for key in SCORES) and all(key in told["unseen"][name] for key in SCORES)
+    assert told["default"]["num_replay_graphs"] == 16 >= told["tuned"]["num_replay_graphs"]
+    assert told["tuned"]["expected_step_ms"] <= told["default"]["expected_step_ms"]
+
+
+def test_most_graphs_bound_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "default", "--requests", "60", "--max-graphs", "2", "--json")
+    assert len(json.loads(out)["decoder_replay_cudagraph_capture_sizes"]) <= 2
+
+
+def test_the_text_leads_with_the_winner_and_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "default", "--requests", "60")
+    first = out.splitlines()[0]
+    assert status == 0 and first.split()[0] in ("Take", "Keep") and "ms" in first
+    assert "decoder_replay_cudagraph_capture_sizes: " in out and "a plain law" in out
+
+
+def test_a_pasted_table_gives_a_plan_without_a_trace(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 6, 6."""
+    status, out, _ = run(capsys, "default", "--statistics", table, "--json")
+    told = json.loads(out)
+    assert status == 0 and 1300 in told["cudagraph_capture_sizes"] and told["unseen"] is None
+    assert told["decoder_replay_cudagraph_capture_sizes"] == [224]
+    assert any("assumed" in sentence for sentence in told["assumed"])
+
+
+def test_emit_prints_the_config_to_paste(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "default", "--statistics", table, "--emit", "vllm")
+    lines = out.splitlines()
+    assert status == 0 and 1300 in json.loads(lines[1])["cudagraph_capture_sizes"]
+    assert lines[4].startswith("vllm serve deepseek-ai/DeepSeek-V4.1-Flash --max-num-seqs 16 ")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("no-such",), "no-such"),
+        (("default", "--json", "--emit", "vllm"), "emit"),
+        (("default", "--trace", "a", "--statistics", "b"), "statistics"),
+        (("default", "--statistics", "absent.log"), "absent.log"),
+        (("default", "--profile", "no-such"), "no-such"),
+        (("default", "--max-graphs", "-1"), "max-graphs"),
+        (("default", "--requests", "20", "--max-capture-s", "0.5"), "max_capture_s"),
+    ],
+)
+def test_bad_input_is_one_line(args: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "") and err.splitlines()[-1].startswith("replay-sim: ") and named in err

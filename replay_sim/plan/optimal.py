@@ -9,6 +9,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PRUNING_PASSES = 4
+SAMPLED_POINTS = 512
 
 
 @attrs.frozen
@@ -127,8 +128,15 @@ def _on_hull(least: Floats, weight_held: Floats, costs: Floats) -> Ints:
 
 
 def _lower_hull(x: Floats, y: Floats) -> tuple[Ints, Floats]:
-    """Return the vertices of the lower convex hull of points of ascending `x`, and the slopes between."""
+    """Return the vertices of the lower convex hull of points of ascending `x`, and the slopes between.
+
+    What lies above the hull of a sample is no vertex; nor is what lies above the line between its neighbours.
+    """
     points = np.arange(len(x))
+    if len(points) > SAMPLED_POINTS:
+        sample = np.unique(np.linspace(0, len(points) - 1, SAMPLED_POINTS).astype(np.int64))
+        sampled, _ = _chained(sample, x, y)
+        points = points[y <= np.interp(x, x[sampled], y[sampled])]
     for _ in range(PRUNING_PASSES):
         slopes = np.diff(y[points]) / np.diff(x[points])
         is_vertex = np.ones(len(points), bool)

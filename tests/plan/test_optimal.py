@@ -3,10 +3,12 @@
 import time
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replay_sim.plan import optimal
 from replay_sim.plan.optimal import optimal_sizes
 
 CPU_SECONDS_FOR_8192_ROWS = 0.5
@@ -131,3 +133,19 @@ def test_8192_distinct_rows_and_64_graphs_take_a_moment(spikes: int) -> None:
     optima = optimal_sizes(histogram, size_costs, lambda rows: 300.0 + rows, 64)
     assert time.process_time() - start < CPU_SECONDS_FOR_8192_ROWS
     assert len(optima) == 65 and len(optima[-1].sizes) == 64
+
+
+def test_the_hull_of_a_sample_leaves_out_no_vertex() -> None:
+    """P8: histograms beyond the sample, with spikes, against every j looking at every i."""
+    rng = np.random.default_rng(0)
+    for spikes in (1, 50, 333):
+        weight = np.cumsum(np.where(np.arange(2000) % spikes == 0, 1000.0, 1.0))
+        costs = 50 + np.cumsum(rng.random(2000))
+        least = weight * costs
+        for _ in range(4):
+            hull, every = optimal._on_hull(least, weight, costs), optimal._of_all(least, weight, costs)
+            index = np.arange(2000)
+            assert (hull <= index).all() and len(least) > optimal.SAMPLED_POINTS
+            by_hull = least[hull] + costs * (weight - weight[hull])
+            assert by_hull == pytest.approx(least[every] + costs * (weight - weight[every]), rel=1e-12)
+            least = by_hull

@@ -11,8 +11,13 @@ from replay_sim.commands import _options
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replay_sim.config import ServingConfig
     from replay_sim.plan.capture_plan import CapturePlan
+    from replay_sim.workload.scheduler import StepTime
     from replay_sim.workload.simulation import Simulation
+    from replay_sim.workload.trace import TraceRequest
 
 NO_TIMES = (
     "counted, not timed: the step time is unknown, so arrival times are ignored and every request waits from the start"
@@ -24,6 +29,19 @@ NO_TIMES = (
 @_options.trace
 @click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")
 @_options.requests
+@click.option(
+    "--request-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="R",
+    help="Drawn requests that arrive in a second.  [default: as the profile]",
+)
+@click.option(
+    "--burstiness",
+    type=click.FloatRange(0, min_open=True),
+    metavar="B",
+    help="Gaps between drawn arrivals: 1 is a Poisson process, less is bursts.  [default: as the profile]",
+)
+@click.option("--timed", is_flag=True, help="In virtual time, by the bundled step-time model: arrivals count.")
 @click.option("--steps", type=_options.counted, metavar="N", help="Stop after N steps.  [default: at the end]")
 @_options.seed
 @click.option(
@@ -41,6 +59,13 @@ NO_TIMES = (
     help="Share of requests whose prompt rows are all read.",
 )
 @click.option(
+    "--prefix-cache-blocks",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Blocks of 512 prompt tokens in the prefix cache, for a trace with prefix hashes.",
+)
+@click.option(
     "--execute",
     type=click.Choice(("none", "auto", "host", "cuda")),
     default="none",
@@ -54,17 +79,22 @@ def command(
     trace: str | None,
     profile: str | None,
     requests: int,
+    request_rate: float | None,
+    burstiness: float | None,
+    timed: bool,
     steps: int | None,
     seed: int,
     acceptance_rate: float,
     prompt_logprobs_share: float,
+    prefix_cache_blocks: int,
     execute: str,
     rows: int,
     as_json: bool,
 ) -> None:
     """Run a workload through scheduler and dispatch: which graphs its steps take, and why.
 
-    CONFIG is a preset's name or a JSON file. Without --execute no device is needed and no time is claimed.
+    CONFIG is a preset's name or a JSON file. Without --execute no device is needed; without --timed no time is
+    claimed, and --request-rate and --burstiness change nothing.
     """
     from replay_sim.config import load_config
     from replay_sim.plan.capture_plan import make_plan
@@ -74,56 +104,83 @@ def command(
     from replay_sim.workload.source import open_workload
 
     began = time.perf_counter()
-    if execute != "none" and (as_json or steps is None or acceptance_rate < 1 or prompt_logprobs_share):
+    unused = as_json, acceptance_rate < 1, prompt_logprobs_share, request_rate, burstiness, timed, prefix_cache_blocks
+    if execute != "none" and (steps is None or any(unused)):
         raise ValueError(
-            f"execute is {execute!r}: it needs steps, and takes none of json, acceptance-rate, prompt-logprobs-share"
+            f"execute is {execute!r}: it needs steps, and takes none of json, acceptance-rate, prompt-logprobs-share, "
+            "request-rate, burstiness, timed, prefix-cache-blocks"
         )
     serving = load_config(config)
     plan = make_plan(serving)
-    workload, source = open_workload(trace, profile=profile, num_requests=requests, seed=seed)
-    if execute != "none":
-        from replay_sim.measure.run_steps import execute_steps, make_backend
-
-        assert steps is not None
-        report = execute_steps(
-            serving, tuple(workload), num_steps=steps, backend=make_backend(execute), seed=seed, progress=progress_bar
-        )
-        click.echo(f"Workload: {source}\n\n{report.markdown(rows)}")
-        return
-    settings = SchedulerSettings.from_config(
-        serving, acceptance_rate=acceptance_rate, prompt_logprobs_share=prompt_logprobs_share, seed=seed
+    workload, source = open_workload(
+        trace, profile=profile, num_requests=requests, seed=seed, request_rate=request_rate, burstiness=burstiness
     )
-    scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan))
+    if execute != "none":
+        assert steps is not None
+        _execute(serving, workload, source, execute, steps, seed, rows)
+        return
+    drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
+    drawn |= {"prefix_cache_blocks": prefix_cache_blocks}
+    settings = SchedulerSettings.from_config(serving, **drawn)
+    step_time, how = _step_time(serving) if timed else (None, NO_TIMES)
+    scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan), step_time=step_time)
     simulation = Simulation()
     for _ in progress_bar(simulation.watch(itertools.islice(scheduler.steps(), steps)), "steps"):
         pass
     if as_json:
-        drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
-        click.echo(json.dumps(_as_dict(simulation, plan, {"config": config, "workload": source} | drawn)))
+        about = {"config": config, "workload": source, "source": how} | drawn
+        click.echo(json.dumps(_as_dict(simulation, plan, about)))
     else:
-        click.echo(_as_text(simulation, plan, source, rows, time.perf_counter() - began))
+        click.echo(_as_text(simulation, plan, source, how, rows, time.perf_counter() - began))
+
+
+def _execute(
+    serving: "ServingConfig",
+    workload: "Iterable[TraceRequest]",
+    source: str,
+    backend: str,
+    steps: int,
+    seed: int,
+    rows: int,
+) -> None:
+    """Run the steps for real, and print what ran."""
+    from replay_sim.measure.run_steps import execute_steps, make_backend
+
+    report = execute_steps(
+        serving, tuple(workload), num_steps=steps, backend=make_backend(backend), seed=seed, progress=progress_bar
+    )
+    click.echo(f"Workload: {source}\n\n{report.markdown(rows)}")
+
+
+def _step_time(serving: "ServingConfig") -> "tuple[StepTime, str]":
+    """The seconds of a step by the bundled model, and what it was fitted to; ValueError if none is bundled."""
+    from replay_sim.explore.tuning_costs import fitted_costs
+
+    costs = fitted_costs(serving)
+    return costs.seconds, f"in virtual time, {costs.source}"
 
 
 def _as_dict(simulation: "Simulation", plan: "CapturePlan", about: dict[str, Any]) -> dict[str, Any]:
     """The JSON object: what was run, the plan, the counts and both tables."""
+    times = simulation.times()
     return {
         **about,
-        "source": NO_TIMES,
         "cudagraph_capture_sizes": plan.model_sizes,
         "decoder_replay_cudagraph_capture_sizes": plan.replay_sizes,
         "decoder_replay_trim_threshold": plan.trim_threshold,
         "notes": plan.notes,
         "summary": simulation.as_dict(),
+        "histograms": simulation.histograms(),
         "dispatch": simulation.table.as_dict(),
-    }
+    } | ({} if times is None else {"times": times})
 
 
-def _as_text(simulation: "Simulation", plan: "CapturePlan", source: str, limit: int, seconds: float) -> str:
+def _as_text(simulation: "Simulation", plan: "CapturePlan", source: str, how: str, limit: int, seconds: float) -> str:
     """The tables, the counts, and a line that says what was done."""
     counts = simulation.as_dict()
     lines = [
         f"Workload: {source}",
-        f"Dispatch is {NO_TIMES}.",
+        f"Dispatch is {how}.",
         *(f"Note: {note}" for note in plan.notes),
         "",
         simulation.table.markdown(limit),
@@ -132,6 +189,19 @@ def _as_text(simulation: "Simulation", plan: "CapturePlan", source: str, limit: 
         f"Steps with a replay batch: {simulation.replay_steps:,} ({counts['replay_step_share']:.1%}), of "
         f"{simulation.replay_rows:,} rows and {simulation.replay_pads:,} pads ({counts['replay_pad_share']:.1%}); "
         f"{simulation.trimmed_rows:,} rows trimmed.",
+        *_time_lines(simulation),
+        *([f"Prefix hits saved {simulation.cached_tokens:,} prompt tokens."] if simulation.cached_tokens else []),
         f"Simulated {simulation.steps:,} steps in {seconds:.1f} s; {simulation.requests_finished:,} requests finished.",
     ]
     return "\n".join(lines)
+
+
+def _time_lines(simulation: "Simulation") -> list[str]:
+    """A line for each kind of time that is known: median and 99th percentile in milliseconds."""
+    names = ("Step time", simulation.step_times), ("TTFT", simulation.ttft)
+    kinds = *names, ("Time per output token", simulation.time_per_output_token)
+    return [
+        f"{name}: median {times.quantile(0.5) * 1e3:,.2f} ms, p99 {times.quantile(0.99) * 1e3:,.2f} ms."
+        for name, times in kinds
+        if times.count
+    ]

@@ -6,7 +6,9 @@ import pytest
 from click.testing import CliRunner
 from small_config import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config, write_trace
 
+from replay_sim.batch.dispatch import StepRecord
 from replay_sim.commands.simulate import command
+from replay_sim.explore import tuning_costs
 
 PRESET = "b200-tp4-c32"
 
@@ -59,6 +61,60 @@ def test_prompts_whose_rows_are_all_read_trim_nothing() -> None:
     assert data["summary"]["trimmed_rows"] == 0
 
 
+def test_a_prefix_cache_saves_what_prompts_share(tmp_path) -> None:
+    """The second prompt starts a window of 128 before the end of the two blocks that it shares."""
+    path = tmp_path / "trace.jsonl"
+    row = {"input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 3]}
+    path.write_text("\n".join(json.dumps(row | {"timestamp": 0}) for _ in range(33)))
+    args = (PRESET, "--trace", str(path), "--prefix-cache-blocks")
+    plain, cached = (json.loads(output(*args, blocks, "--json")) for blocks in ("0", "100"))
+    assert (plain["summary"]["cached_tokens"], plain["prefix_cache_blocks"]) == (0, 0)
+    saved = cached["summary"]["cached_tokens"]
+    assert saved > 0 and saved % (1024 - 128) == 0
+    assert plain["summary"]["tokens"] - cached["summary"]["tokens"] == saved
+    assert f"Prefix hits saved {saved:,} prompt tokens." in output(*args, "100")
+
+
+def test_a_rate_and_a_burstiness_leave_what_is_dispatched_without_times_as_it_is() -> None:
+    """Issue 6: both are parameters; where the step time is unknown all requests wait, as the output says."""
+    plain, fast = (
+        json.loads(output(PRESET, "--requests", "40", "--json", *more))
+        for more in ((), ("--request-rate", "50", "--burstiness", "0.5"))
+    )
+    assert fast["workload"] == plain["workload"] + ", at 50 requests a second, burstiness 0.5"
+    assert fast["dispatch"] == plain["dispatch"] and "arrival times are ignored" in fast["source"]
+    assert "times" not in fast
+
+
+def test_in_virtual_time_a_higher_rate_fills_the_batches_and_requests_have_times(monkeypatch) -> None:
+    """Issue 6: TTFT, time per output token and step times, here by a step time of a test's own."""
+
+    class Costs:
+        source = "a step time for tests"
+
+        @staticmethod
+        def seconds(record: StepRecord) -> float:
+            return 0.005 + record.padded_tokens * 1e-6
+
+    monkeypatch.setattr(tuning_costs, "fitted_costs", lambda config: Costs())
+    slow, fast = (
+        json.loads(output(PRESET, "--requests", "60", "--timed", "--request-rate", rate, "--json"))
+        for rate in ("0.5", "500")
+    )
+    assert slow["source"] == "in virtual time, a step time for tests"
+    assert slow["summary"]["requests_finished"] == slow["times"]["ttft_s"]["count"] == 60
+    assert fast["summary"]["steps"] < slow["summary"]["steps"] == slow["times"]["step_s"]["count"]
+    assert 0.005 <= slow["times"]["ttft_s"]["p50"] < fast["times"]["ttft_s"]["p50"]
+    counts = slow["histograms"]["num_tokens"]
+    assert (
+        sum(value * count for value, count in zip(counts["values"], counts["counts"], strict=True))
+        == (slow["summary"]["tokens"])
+    )
+    text = output(PRESET, "--requests", "20", "--timed")
+    assert "Dispatch is in virtual time, a step time for tests." in text
+    assert all(f"{name}: median " in text for name in ("Step time", "TTFT", "Time per output token"))
+
+
 def test_steps_are_run_for_real_and_dispatched_as_simulated(tmp_path) -> None:
     """G3: both print the same dispatch table."""
     trace, config = str(write_trace(tmp_path, ((40, 9), (20, 2), (9, 1)))), write_config(tmp_path)
@@ -79,6 +135,9 @@ def test_steps_are_run_for_real_and_dispatched_as_simulated(tmp_path) -> None:
         (("no-such-preset",), "no-such-preset"),
         ((PRESET, "--profile", "chat"), "profile is 'chat': it must be one of conversation"),
         ((PRESET, "--profile", "conversation", "--trace", "x"), "only one of them may be given"),
+        ((PRESET, "--request-rate", "2", "--trace", "x"), "request_rate is 2.0 and trace is 'x': only one of them"),
+        ((PRESET, "--burstiness", "2", "--trace", "x"), "burstiness is 2.0 and trace is 'x': only one of them"),
+        ((PRESET, "--timed", "--steps", "1", "--execute", "host"), "takes none of .* timed, prefix-cache-blocks"),
         ((PRESET, "--trace", "absent.csv"), "absent.csv: line 1, file: expected a readable file"),
     ],
 )
@@ -88,6 +147,8 @@ def test_bad_input_is_one_value_error(args: tuple[str, ...], message: str) -> No
 
 
 def test_options_out_of_range_are_refused() -> None:
+    for option in (("--request-rate", "0"), ("--burstiness", "-1"), ("--prefix-cache-blocks", "-1")):
+        assert option[0] in CliRunner().invoke(command, (PRESET, *option)).output
     for option in (("--steps", "0"), ("--requests", "-1"), ("--acceptance-rate", "2"), ("--seed", "-1")):
         result = CliRunner().invoke(command, (PRESET, *option))
         assert result.exit_code == 2

@@ -172,6 +172,26 @@ def test_two_prompts_are_chunked_then_decoded_side_by_side():
     assert not steps[0].batch.window_starts.any()
 
 
+def test_decodes_alone_share_their_record_and_its_time_and_each_step_has_its_own_batch():
+    """From the second step on both decode, until b ends; dispatch is asked for 2 prefills, 2 decodes and 1 decode."""
+    asked = []
+    trace = (TraceRequest(0.0, 10, 9, "a"), TraceRequest(0.0, 5, 6, "b"))
+    scheduler = Scheduler(trace, SchedulerSettings(2, 100), dispatch=lambda b: asked.append(b) or b, step_time=seconds)
+    steps = list(scheduler.steps())
+    assert [(b.query_lens.tolist(), b.computed.tolist()) for b in asked] == [
+        ([10, 5], [0, 0]),
+        ([1, 1], [10, 5]),
+        ([1], [15]),
+    ]
+    assert [step.batch.computed.tolist() for step in steps] == [
+        [0, 0],
+        *([10 + i, 5 + i] for i in range(5)),
+        *([15 + i] for i in range(3)),
+    ]
+    assert [step.start_s for step in steps] == [i / 2 for i in range(9)]
+    assert len({id(step.record) for step in steps[1:6]}) == 1
+
+
 def test_a_decode_advances_by_what_was_accepted():
     """Three drafts a step: with none accepted one token a step, with all four."""
     trace = (TraceRequest(0.0, 5, 9, "a"),)
@@ -271,6 +291,8 @@ def test_a_step_time_needs_a_dispatch():
         ({"max_num_seqs": 0}, "max_num_seqs is 0: it must be at least 1"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ({"seed": -1}, "seed is -1"),
+        ({"prefix_cache_blocks": -1}, "prefix_cache_blocks is -1: it must be at least 0"),
+        ({"window": -1}, "window is -1"),
         ({"acceptance_rate": 1.5}, "acceptance_rate is 1.5: it must be from 0 to 1"),
         ({"prompt_logprobs_share": math.nan}, "prompt_logprobs_share is nan"),
         ({"max_num_batched_tokens": 5, "num_speculative_tokens": 5}, "max_num_batched_tokens is 5"),
@@ -287,6 +309,7 @@ def test_settings_come_from_a_serving_config():
     assert bounds.max_num_seqs == config.max_num_seqs
     assert bounds.max_num_batched_tokens == config.max_num_batched_tokens
     assert bounds.query_len_decode == config.query_len_decode
+    assert bounds.window == config.window
     assert bounds.seed == 5
 
 

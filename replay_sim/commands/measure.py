@@ -11,6 +11,15 @@ from replay_sim.config import SHAPES
 
 SUITES = ("run", "pool", "movement", "region", "steps")
 SWEEPS = ("threshold", "decode", "requests", "prompt", "experts", "window", "budget", "layers", "capture")
+ARMS = (
+    "eager_off",
+    "eager_replay",
+    "piecewise_off",
+    "piecewise_replay_eager",
+    "piecewise_replay_graphs",
+    "piecewise_replay_one_launch",
+    "full",
+)
 PATHS = ("preset", "trace", "histories")
 
 
@@ -37,6 +46,9 @@ PATHS = ("preset", "trace", "histories")
 @click.option(
     "--sweep", type=click.Choice(SWEEPS), multiple=True, help="steps: only this one; may be repeated.  [default: all]"
 )
+@click.option(
+    "--arm", type=click.Choice(ARMS), multiple=True, help="steps: only this arm; may be repeated.  [default: all]"
+)
 @click.option("--out", required=True, metavar="DIR", help="Folder that the records are written to.")
 @click.pass_context
 def command(
@@ -51,6 +63,7 @@ def command(
     arrangement: str | None,
     histories: str | None,
     sweep: tuple[str, ...],
+    arm: tuple[str, ...],
     out: str,
 ) -> None:
     """Run the real system on this machine's device and write records with their provenance.
@@ -74,6 +87,7 @@ def command(
         arrangement=None if arrangement is None else PoolSharing(arrangement),
         histories=None if histories is None else Path(histories),
         sweeps=sweep or SWEEPS,
+        arms=arm or ARMS,
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):
         click.echo(f"{summary}\nwrote {path}\n")

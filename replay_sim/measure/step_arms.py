@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -15,6 +16,7 @@ from replay_sim.decoder.step import StepRunner
 from replay_sim.decoder.weights import DecoderWeights
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.progress import Progress, no_progress
+from replay_sim.replay.graphs import ReplayForm
 from replay_sim.workload.kv_blocks import BLOCK_SIZE
 
 
@@ -56,7 +58,8 @@ class RigSpec:
 class Rig:
     """Two runners over one set of weights: the graphs of `off` never break for replay, those of `on` all do.
 
-    Their KV caches hold random values, so that attention reads no zeros. Raises what a runner or a capture raises.
+    `on` has replay graphs of the forms that `arms` run. The KV caches hold random values, so that attention reads no
+    zeros. Raises what a runner or a capture raises.
     """
 
     def __init__(
@@ -65,10 +68,11 @@ class Rig:
         shape: DecoderShape,
         backend: CaptureBackend,
         seed: int,
+        arms: Sequence[Arm],
         weights: DecoderWeights | None = None,
         progress: Progress = no_progress,
     ) -> None:
-        self.spec, self.plan = spec, spec.plan()
+        self.spec, self.plan, self.arms = spec, spec.plan(), arms
         self.shape = attrs.evolve(shape, window=spec.window, num_local_experts=spec.num_local_experts)
         off = attrs.evolve(self.plan, trim_threshold=None, replay_sizes=())
         on = attrs.evolve(self.plan, model_sizes=self.plan.breaking_sizes, full_sizes=())
@@ -77,7 +81,9 @@ class Rig:
         for runner in (self.off, self.on):
             _fill_caches(runner, seed)
             runner.capture_model_graphs(progress)
-            runner.capture_replay_graphs(progress)
+        for form in dict.fromkeys(arm.form for arm in arms if arm.replay_mode is CudagraphMode.PIECEWISE):
+            self.on.use_replay_form(form)
+            self.on.capture_replay_graphs(progress)
 
     def _make_runner(
         self, plan: CapturePlan, backend: CaptureBackend, seed: int, weights: DecoderWeights | None
@@ -104,9 +110,11 @@ def _fill_caches(runner: StepRunner, seed: int) -> None:
 class Rigs:
     """Makes pairs of runners on demand and keeps the last one, whose weights the next may take over."""
 
-    def __init__(self, shape: DecoderShape, backend: CaptureBackend, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, shape: DecoderShape, backend: CaptureBackend, seed: int, arms: Sequence[Arm], progress: Progress
+    ) -> None:
         self.shape, self.backend, self.seed = shape, backend, seed
-        self._progress = progress
+        self._arms, self._progress = arms, progress
         self._rig: Rig | None = None
 
     def rig(self, spec: RigSpec) -> Rig:
@@ -117,7 +125,7 @@ class Rigs:
         if self._rig is not None and self._rig.spec.num_local_experts == spec.num_local_experts:
             weights = self._rig.off.decoder.weights
         self.free()
-        self._rig = Rig(spec, self.shape, self.backend, self.seed, weights, self._progress)
+        self._rig = Rig(spec, self.shape, self.backend, self.seed, self._arms, weights, self._progress)
         return self._rig
 
     def free(self) -> None:
@@ -130,15 +138,21 @@ class Rigs:
 
 @attrs.frozen(kw_only=True)
 class Arm:
-    """One way to run a step: the model's mode, the replay batch's mode (None: the layers run on the whole batch)."""
+    """One way to run a step: the model's mode, the replay batch's mode (None: the layers run on the whole batch).
+
+    `form` is that of the replay graphs, if it runs any.
+    """
 
     name: str
     mode: CudagraphMode
     replay_mode: CudagraphMode | None
+    form: ReplayForm = ReplayForm.BREAKABLE
 
     def runner(self, rig: Rig) -> StepRunner:
-        """The runner of the pair whose graphs this arm takes."""
-        return rig.off if self.replay_mode is None else rig.on
+        """The runner of the pair whose graphs this arm takes, set to run them."""
+        runner = rig.off if self.replay_mode is None else rig.on
+        runner.use_replay_form(self.form)
+        return runner
 
     def record(self, rig: Rig, batch: Batch) -> StepRecord | None:
         """How the batch runs as this arm; None if the arm does not apply to it."""
@@ -155,12 +169,14 @@ class Arm:
 
 
 _NONE, _PIECEWISE, _FULL = CudagraphMode.NONE, CudagraphMode.PIECEWISE, CudagraphMode.FULL
+ONE_LAUNCH_ARM = "piecewise_replay_one_launch"
 ARMS = (
     Arm(name="eager_off", mode=_NONE, replay_mode=None),
     Arm(name="eager_replay", mode=_NONE, replay_mode=_NONE),
     Arm(name="piecewise_off", mode=_PIECEWISE, replay_mode=None),
     Arm(name="piecewise_replay_eager", mode=_PIECEWISE, replay_mode=_NONE),
     Arm(name="piecewise_replay_graphs", mode=_PIECEWISE, replay_mode=_PIECEWISE),
+    Arm(name=ONE_LAUNCH_ARM, mode=_PIECEWISE, replay_mode=_PIECEWISE, form=ReplayForm.ONE_LAUNCH),
     Arm(name="full", mode=_FULL, replay_mode=None),
 )
 """All arms, in the order in which figures show them; one more way to run a step is one more row here."""

@@ -12,6 +12,7 @@ from replay_sim.batch.dispatch import StepRecord
 from replay_sim.config import DecoderShape
 from replay_sim.measure.records import Point
 from replay_sim.measure.roofline import Rates, step_limit_us
+from replay_sim.measure.step_arms import ONE_LAUNCH_ARM
 from replay_sim.measure.step_case import case_of_record
 from replay_sim.measure.step_runs import ArmRuns, MeasuredStep, Sample
 from replay_sim.measure.step_sweeps import Prompt, TimedBatch
@@ -27,6 +28,7 @@ def step_point(
     stretch: `device_exceeds_step` says that it came out longer than the step. `computed` is the first request's.
     """
     batch, record = timed.batch, measured.record
+    case = case_of_record(record, int(batch.computed[0]), one_launch=measured.arm == ONE_LAUNCH_ARM)
     return {
         "sweep": sweep,
         "arm": measured.arm,
@@ -40,7 +42,7 @@ def step_point(
         "longest_query": int(batch.query_lens.max()),
         **_times("step_us", measured.samples),
         **_launch_keys(measured),
-        "limit_us": round(step_limit_us(shape, case_of_record(record, int(batch.computed[0])), rates), 1),
+        "limit_us": round(step_limit_us(shape, case, rates), 1),
         "held_out": held_out,
         "predicted_us": None,
     }

@@ -16,7 +16,7 @@ from replay_sim.batch.dispatch import StepRecord
 from replay_sim.batch.request import Batch
 from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.launches import Launches, check_launches, profile_calls
-from replay_sim.measure.step_arms import ARMS, Arm, Rig
+from replay_sim.measure.step_arms import Arm, Rig
 from replay_sim.measure.step_sweeps import TimedBatch
 from replay_sim.progress import Progress, no_progress
 from replay_sim.workload.kv_blocks import blocks_for
@@ -95,6 +95,7 @@ class Runs:
         ]
 
         def run() -> None:
+            runner.use_replay_form(arm.form)
             for step in steps:
                 runner.run(*step)
 
@@ -103,7 +104,7 @@ class Runs:
     def applying(self, batches: Sequence[Batch]) -> list[ArmRuns]:
         """The arms that apply to all of the batches, with no runs yet."""
         found = []
-        for arm in ARMS:
+        for arm in self.rig.arms:
             records = tuple(record for batch in batches if (record := arm.record(self.rig, batch)) is not None)
             if len(records) == len(batches):
                 found.append(ArmRuns(arm, records, []))

@@ -23,6 +23,7 @@ from replay_sim.progress import Progress
 
 SWEEPS = (*STEP_SWEEPS, "layers", "capture")
 """All sweeps, in the order in which they run."""
+ARM_NAMES = tuple(arm.name for arm in ARMS)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +38,7 @@ class SweepResult:
 class StepSuite:
     """Runs sweeps on one device, over runners that neighbouring sweeps share; rates are measured when it is made.
 
-    The `capture` sweep varies the number of replay graphs of `config`.
+    Steps run as the `arms` of these names. The `capture` sweep varies the number of replay graphs of `config`.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class StepSuite:
         shape: DecoderShape,
         backend: CaptureBackend,
         seed: int,
+        arms: Sequence[str],
         progress: Progress,
     ) -> None:
         self.config, self.shape, self.backend = config, shape, backend
         self.seed, self.progress = seed, progress
         self.grid = GPU_GRID if backend.name == "cuda" else CPU_GRID
         self.rates = measure_rates(backend.device, seed)
-        self._rigs = Rigs(shape, backend, seed, progress)
+        self._rigs = Rigs(shape, backend, seed, [arm for arm in ARMS if arm.name in arms], progress)
 
     def run(self, sweep: str) -> SweepResult:
         """Run one sweep of SWEEPS; raises what its runners and captures raise."""

@@ -18,7 +18,7 @@ from replay_sim.measure.replay_region import region_points
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
 from replay_sim.measure.step_points import flat_record
-from replay_sim.measure.step_suite import SWEEPS, StepSuite
+from replay_sim.measure.step_suite import ARM_NAMES, SWEEPS, StepSuite
 from replay_sim.plan import make_plan
 from replay_sim.progress import progress_bar
 from replay_sim.replay.sharing import PoolSharing
@@ -31,8 +31,8 @@ class MeasureRequest:
     """What is to be measured, on which backend, and the command that asks for it.
 
     `config_name` is the preset or file that `config` came from, `workload` says where `requests` come from.
-    `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories; `sweeps` are
-    those of the steps suite.
+    `arrangement` limits the pool suite to one, `histories` is the folder for its allocation histories; `sweeps` and
+    `arms` are those of the steps suite.
     """
 
     config_name: str
@@ -47,6 +47,7 @@ class MeasureRequest:
     arrangement: PoolSharing | None = None
     histories: Path | None = None
     sweeps: tuple[str, ...] = SWEEPS
+    arms: tuple[str, ...] = ARM_NAMES
 
     @property
     def subject(self) -> str:
@@ -66,6 +67,7 @@ def make_request(
     arrangement: PoolSharing | None = None,
     histories: Path | None = None,
     sweeps: Sequence[str] = SWEEPS,
+    arms: Sequence[str] = ARM_NAMES,
 ) -> MeasureRequest:
     """Read and check what was asked for before anything runs.
 
@@ -92,6 +94,7 @@ def make_request(
         arrangement=arrangement,
         histories=histories,
         sweeps=tuple(dict.fromkeys(sweeps)),
+        arms=tuple(dict.fromkeys(arms)),
     )
 
 
@@ -185,7 +188,7 @@ def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
 
     Its traceback is printed at once and let go, for it holds the runners' memory.
     """
-    suite = StepSuite(request.config, request.shape, request.backend, request.seed, progress_bar)
+    suite = StepSuite(request.config, request.shape, request.backend, request.seed, request.arms, progress_bar)
     failed = []
     for sweep in request.sweeps:
         try:
@@ -202,7 +205,6 @@ def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
         raise RuntimeError(f"sweeps failed, the other sweeps' records are written: {'; '.join(failed)}")
 
 
-STEPS = "steps"
 def _region(request: MeasureRequest) -> tuple[list[Record], str]:
     """The replay region in each form, and a `capture` record of what each form takes to capture."""
     regions, captures, summary = region_points(request.shape, request.backend, request.seed)
@@ -211,4 +213,5 @@ def _region(request: MeasureRequest) -> tuple[list[Record], str]:
     return [_record(request, "region", settings, regions), forms], summary
 
 
+STEPS = "steps"
 SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement, "region": _region}

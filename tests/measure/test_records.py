@@ -71,7 +71,7 @@ MALFORMED = {
     "a field twice": (as_json()[:-1] + ', "seed": 4}', "'seed' is given twice"),
     "no seed": (json.dumps(without(attrs.asdict(RECORD), "seed")), "'seed' is missing"),
     "an unknown field": (as_json(gpu="X"), "'gpu' is missing or unknown"),
-    "an unknown kind": (as_json(kind="pools"), "kind: 'pools' is not one of capture"),
+    "an unknown kind": (as_json(kind="pools"), "kind: 'pools' is not one of calls, capture"),
     "a kind of the wrong type": (as_json(kind=["pool"]), "kind: ['pool'] is not allowed; it must be a string"),
     "a seed that is text": (as_json(seed="3"), "seed: '3' is not allowed; it must be an integer"),
     "a seed that is true": (as_json(seed=True), "seed: True is not allowed; it must be an integer"),

@@ -10,7 +10,7 @@ from replay_sim.commands.measure import SUITES as OFFERED
 from replay_sim.config import FLASH_RANK, TINY
 from replay_sim.measure import suites
 from replay_sim.measure.records import read_record
-from replay_sim.measure.suites import SUITES, make_request, run_suites
+from replay_sim.measure.suites import STEPS, SUITES, make_request, run_suites
 from replay_sim.replay.sharing import PoolSharing
 
 COMMAND = "replay-sim measure --preset small.json --out records"
@@ -44,7 +44,7 @@ def written(request_, tmp_path_factory):
 
 
 def test_the_command_line_offers_every_suite() -> None:
-    assert OFFERED == tuple(SUITES)
+    assert OFFERED == (*SUITES, STEPS)
 
 
 def test_what_was_asked_is_resolved_once(request_) -> None:

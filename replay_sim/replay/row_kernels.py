@@ -139,6 +139,7 @@ def scatter_rows_kernel(
                     move_tile(target, output, row, place, begin, end, WORDS[i], COLUMNS[i])
                 else:
                     move_rows(target, output, first, stride, place, begin, end, WORDS[i], COLUMNS[i], ROWS)
+        tl.debug_barrier()  # each warp reads the flags for itself: none may store them before all have
         tl.store(flag, kept.to(tl.uint8), mask=inside & (kept != holds))
 
 

@@ -26,7 +26,7 @@ CURVE_GRAPHS = 16
 """How far the trade-off curves go at least, also beyond the limit: what more graphs would buy."""
 
 NOT_WORTH_A_GRAPH = 1e-3
-"""Of choices whose expected times differ by less than this share the one of fewest graphs is taken."""
+"""Of choices whose expected step times differ by less than this share the one of fewest graphs is taken."""
 
 PoolBytes = Callable[[CapturePlan], int]
 
@@ -145,7 +145,9 @@ def _choose(
         references = [choice_of(make_plan(other)) for other in configs.values()]
         planner = make_planner(own, steps, costs, [row for other in references for row in other.replay_sizes])
         grid = _grid(planner, own, references, limits)
-    choices = _cheapest(config, [point for row in grid for point in row], limits, pool_bytes)
+    step_us = 1000 * score(own, seen, costs).expected_step_ms
+    slack_us = NOT_WORTH_A_GRAPH * step_us * seen.total() / max(1.0, float(steps.weights.sum()))
+    choices = _cheapest(config, [point for row in grid for point in row], slack_us, limits, pool_bytes)
     for other in configs.values():
         plan = make_plan(other)
         if first_that_fits([plan], limits, pool_bytes) is not None:
@@ -180,9 +182,9 @@ def _grid(
 
 
 def _cheapest(
-    config: ServingConfig, points: list[JointSizes], limits: Limits, pool_bytes: PoolBytes | None
+    config: ServingConfig, points: list[JointSizes], slack_us: float, limits: Limits, pool_bytes: PoolBytes | None
 ) -> list[ServingConfig]:
-    """The config of fewest graphs among the points about as cheap as the cheapest within the limits, if any is."""
+    """The config of fewest graphs among the points within the limits and `slack_us` of the cheapest, if any is."""
 
     def first(ordered: list[JointSizes]) -> int | None:
         return first_that_fits([make_plan(config_with(config, point)) for point in ordered], limits, pool_bytes)
@@ -191,7 +193,7 @@ def _cheapest(
     index = first(by_cost)
     if index is None:
         return []
-    most_us = by_cost[index].expected_us * (1 + NOT_WORTH_A_GRAPH)
+    most_us = by_cost[index].expected_us + slack_us
     about_as_cheap = [point for point in by_cost[index:] if point.expected_us <= most_us]
     about_as_cheap.sort(key=_num_graphs)
     fewest = first(about_as_cheap)

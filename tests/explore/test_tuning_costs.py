@@ -1,0 +1,84 @@
+"""The fitted model as the costs that tuning asks for: by mode's name, kept, with error, and with what it never saw."""
+
+import attrs
+import pytest
+from explore.tuning_cases import drawn_steps
+
+from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.batch.request import Batch
+from replay_sim.config import FLASH_RANK, load_config
+from replay_sim.explore.tuning import tune
+from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
+from replay_sim.explore.tuning_limits import Limits
+from replay_sim.measure.roofline import Rates
+from replay_sim.measure.step_costs import StepCosts
+from replay_sim.measure.step_form import PRIORS
+from replay_sim.measure.step_model import ArmError, StepModel
+from replay_sim.plan import make_plan
+from replay_sim.workload.simulation import planned_dispatch
+
+BOUNDS = {"num_tokens": (1, 4096), "window": (128, 128)}
+MODEL = StepModel(
+    shape="flash-rank",
+    rates=Rates(4.2e12, 7.5e14),
+    provenance="no points at all",
+    seed=0,
+    coefficients=PRIORS,
+    errors={"all": ArmError(median=0.021, p95=0.064, n=30)},
+    domain={arm: BOUNDS for arm in ("full", "piecewise_off", "piecewise_replay_graphs")},
+)
+
+
+def test_costs_are_the_models_under_the_modes_names() -> None:
+    """Asked twice, they are the same."""
+    config = load_config("default")
+    costs, direct = FittedCosts(MODEL, config), StepCosts(MODEL, FLASH_RANK)
+    for mode in CudagraphMode:
+        for breaks in (False, True):
+            expected = direct.model_us(1536, mode, breaks)
+            assert costs.model_us(1536, mode.value, breaks) == costs.model_us(1536, mode.value, breaks) == expected > 0
+    assert costs.replay_us(256, True) == direct.replay_us(256, True) != costs.replay_us(256, False)
+
+
+def test_seconds_of_a_step_are_those_of_its_parts() -> None:
+    """What virtual time passes is what plans are scored by."""
+    config = load_config("default")
+    costs = FittedCosts(MODEL, config)
+    record = planned_dispatch(make_plan(config))(Batch.from_columns([1000, 6], [0, 50], [False, True]))
+    assert record.has_replay_batch
+    us = costs.model_us(record.padded_tokens, "PIECEWISE", True) + costs.replay_us(record.padded_rows, True)
+    assert costs.seconds(record) == pytest.approx(us / 1e6)
+    assert costs.seconds(attrs.evolve(record, num_tokens=0)) == 0
+
+
+def test_the_source_carries_the_error_of_the_model() -> None:
+    costs = FittedCosts(MODEL, load_config("default"))
+    assert costs.source == ("modelled, fitted to no points at all; off by 2.1% (median) and 6.4% (p95) on 30 others")
+
+
+def test_what_the_model_never_saw_is_said_once_for_each_kind_of_step() -> None:
+    """Of this plan's steps only eager ones and those of more than 4,096 tokens are outside; and another window is."""
+    config = load_config("default")
+    plan = make_plan(config)
+    costs = FittedCosts(MODEL, config)
+    assert costs.guesses(plan, {(6, 6, True): 1, (2000, 128, False): 1}) == ()
+    (reason,) = costs.guesses(plan, {(2000, 128, False): 1, (5000, 128, False): 1})
+    assert "num_tokens 5000" in reason
+    wide = attrs.evolve(config, window=256)
+    (reason,) = FittedCosts(MODEL, wide).guesses(make_plan(wide), {(2000, 256, False): 1})
+    assert "window 256" in reason
+
+
+def test_a_config_is_tuned_by_the_fitted_form() -> None:
+    """The form as it is, with few graphs: what it gives is no worse than the default."""
+    config = load_config("default")
+    costs = FittedCosts(MODEL, config)
+    tuning = tune(config, drawn_steps(config, 4, 30), None, costs, Limits(max_graphs=4))
+    assert tuning.tuned.seen.expected_step_ms <= tuning.own.seen.expected_step_ms
+    assert tuning.tuned.seen.source == costs.source
+
+
+def test_without_a_fitted_model_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay_sim.measure.step_model.bundled_model", lambda: None)
+    with pytest.raises(ValueError, match="no step-time model is bundled"):
+        fitted_costs(load_config("default"))

@@ -71,17 +71,31 @@ def from_statistics(table: StatisticsTable, plan: CapturePlan) -> CountedTable:
     Without it a step is taken to have one prefill beside as many decode tokens as the median FULL step.
     """
     full = table.histogram("FULL")
-    mixed = sorted((+(table.histogram("PIECEWISE") + table.histogram("NONE"))).elements(), reverse=True)
+    mixed = table.histogram("PIECEWISE") + table.histogram("NONE")
+    rows = table.histogram(graphs=REPLAY_GRAPHS)
     counts: StepCounts = Counter({(tokens, tokens, True): count for tokens, count in full.items() if tokens})
     if not mixed and not counts:
         raise ValueError("statistics: no row counts model graphs; a table of them is needed, with or without replay's")
     usual = _median(full)
-    rows = sorted(table.histogram(graphs=REPLAY_GRAPHS).elements(), reverse=True)
-    for index, tokens in enumerate(mixed):
+    for tokens, kept, count in _most_to_most(mixed, rows, usual + plan.window):
         if tokens:
-            kept = rows[index] if index < len(rows) else usual + plan.window
-            counts[tokens, min(tokens, kept), False] += 1
-    return CountedTable(counts, tuple(_assumed(len(mixed), len(rows), usual, plan.window)))
+            counts[tokens, min(tokens, kept), False] += count
+    return CountedTable(counts, tuple(_assumed(mixed.total(), rows.total(), usual, plan.window)))
+
+
+def _most_to_most(mixed: Counter[int], rows: Counter[int], otherwise: int) -> Iterator[tuple[int, int, int]]:
+    """Tokens, rows and how often, both from the most down; steps beyond all rows get `otherwise`."""
+    left = sorted(rows.items())
+    for tokens, steps in sorted(mixed.items(), reverse=True):
+        while steps and left:
+            kept, count = left.pop()
+            taken = min(steps, count)
+            yield tokens, kept, taken
+            steps -= taken
+            if count > taken:
+                left.append((kept, count - taken))
+        if steps:
+            yield tokens, otherwise, steps
 
 
 def _median(histogram: Counter[int]) -> int:

@@ -251,3 +251,22 @@ def test_mixed_steps_are_those_outside_of_full_graphs() -> None:
     counts = Counter({(6, 6, True): 4, (6, 6, False): 1, (60, 14, False): 2})
     steps = mixed_steps(counts, make_plan(SMALL))
     assert steps.tokens.tolist() == [6, 60] and steps.weights.tolist() == [1.0, 2.0]
+
+
+def test_a_table_of_very_many_steps_takes_no_longer(tmp_path: Path) -> None:
+    """Counts are added up, never written out."""
+    path = tmp_path / "server.log"
+    header = "| Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count |\n|---|---|---|---|---|\n"
+    model = (
+        "**Model graphs**\n\n" + header + "| 90 | 96 | 6 | PIECEWISE | 4000000000 |\n| 60 | 64 | 4 | PIECEWISE | 5 |\n"
+    )
+    replay = (
+        "\n**Replay graphs**\n\n"
+        + header
+        + "| 20 | 24 | 4 | PIECEWISE | 3999999999 |\n| 9 | 16 | 7 | PIECEWISE | 3 |\n"
+    )
+    path.write_text(model + replay)
+    counted = from_statistics(read_statistics(path), make_plan(SMALL))
+    assert counted.counts == Counter(
+        {(90, 20, False): 3999999999, (90, 9, False): 1, (60, 9, False): 2, (60, 8, False): 3}
+    )

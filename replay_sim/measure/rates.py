@@ -1,7 +1,10 @@
-"""The device's rates, measured beside the steps that are judged by them: copy bandwidth and a large product."""
+"""The device's and the host's rates, measured beside the steps: copy bandwidth, a large product, a small launch."""
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import torch
 
 from replay_sim.measure.roofline import Rates
@@ -9,6 +12,7 @@ from replay_sim.measure.timing import time_arms
 
 COPY_BYTES = {"cuda": 1 << 32, "cpu": 1 << 25}
 PRODUCT_SIZE = {"cuda": 8192, "cpu": 512}
+LAUNCH_SAMPLES, LAUNCHES_A_SAMPLE = 20, 100
 
 
 def measure_rates(device: torch.device, seed: int) -> Rates:
@@ -25,6 +29,21 @@ def rate_settings(rates: Rates) -> dict[str, object]:
         "copy_bandwidth_gbps": round(rates.bandwidth / 1e9, 1),
         "matmul_tflops": round(rates.matmul / 1e12, 3),
     }
+
+
+def launch_us(device: torch.device) -> float:
+    """The median host microseconds of one small eager operation: how fast the host is just then."""
+    left, right = (torch.ones(64, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    samples = []
+    for _ in range(LAUNCH_SAMPLES):
+        began = time.perf_counter()
+        for _ in range(LAUNCHES_A_SAMPLE):
+            torch.add(left, right, out=out)
+        samples.append((time.perf_counter() - began) * 1e6 / LAUNCHES_A_SAMPLE)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return round(float(np.median(samples)), 3)
 
 
 def _copy_bandwidth(device: torch.device) -> float:

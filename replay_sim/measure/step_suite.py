@@ -13,7 +13,7 @@ from replay_sim.config import DecoderShape, ServingConfig, preset_names
 from replay_sim.measure.call_times import measure_calls
 from replay_sim.measure.capture_times import capture_plans, measure_captures
 from replay_sim.measure.held_out import choose_held_out
-from replay_sim.measure.rates import measure_rates, rate_settings
+from replay_sim.measure.rates import launch_us, measure_rates, rate_settings
 from replay_sim.measure.records import Point
 from replay_sim.measure.step_arms import ARMS, Rigs
 from replay_sim.measure.step_points import prefill_point, step_point
@@ -61,7 +61,9 @@ class StepSuite:
         settings = self._settings(sweep)
         if sweep in STEP_SWEEPS:
             parts = STEP_SWEEPS[sweep](self.grid, self.shape, self.seed)
+            before = launch_us(self.backend.device)
             points, more = self._run_parts(sweep, parts)
+            more |= {"launch_us_before": before, "launch_us_after": launch_us(self.backend.device)}
             return SweepResult(points=points, settings=settings | more, summary=_tables(points))
         self._rigs.free()
         if sweep == "layers":

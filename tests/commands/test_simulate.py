@@ -133,7 +133,7 @@ def test_steps_are_run_for_real_and_dispatched_as_simulated(tmp_path) -> None:
     ("args", "message"),
     [
         (("no-such-preset",), "no-such-preset"),
-        ((PRESET, "--profile", "chat"), "profile is 'chat': it must be one of conversation"),
+        ((PRESET, "--profile", "chat"), "profile is 'chat': it must be one of code, conversation"),
         ((PRESET, "--profile", "conversation", "--trace", "x"), "only one of them may be given"),
         ((PRESET, "--request-rate", "2", "--trace", "x"), "request_rate is 2.0 and trace is 'x': only one of them"),
         ((PRESET, "--burstiness", "2", "--trace", "x"), "burstiness is 2.0 and trace is 'x': only one of them"),

@@ -1,6 +1,7 @@
 """Profiles: bundled ones against their traces, and measuring."""
 
 import json
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def smallest_that_covers(lengths: list[int], probability: float) -> int:
 
 
 def test_the_bundled_profiles_are_those_with_a_source():
-    assert profile_names() == tuple(sorted(TRACES))
+    assert profile_names() == tuple(sorted((*TRACES, "code")))
     for name in profile_names():
         profile = load_profile(name)
         assert profile.name == name
@@ -54,6 +55,15 @@ def test_a_bundled_profile_is_what_its_trace_gives(shared, name):
         lengths = [getattr(request, field) for request in requests]
         counted = tuple(smallest_that_covers(lengths, probability) for probability in PROBABILITIES)
         assert getattr(measured, field) == getattr(bundled, field) == counted
+
+
+def test_the_code_profile_says_that_it_is_of_a_sample_and_has_the_rate_of_the_whole_trace():
+    """8,819 requests between the first and the last time stamp of the published trace."""
+    code = load_profile("code")
+    first, last = (datetime.fromisoformat(f"2023-11-16 {time}") for time in ("18:17:03.979960", "19:14:19.928016"))
+    assert code.request_rate == pytest.approx(8818 / (last - first).total_seconds())
+    assert code.num_requests == 500 and "a sample of 500 of the trace's 8,819 requests" in code.method
+    assert code.burstiness is None and "a sample" in code.source
 
 
 def test_arrivals_are_measured_from_the_gaps():
@@ -85,5 +95,5 @@ def test_a_profile_is_json():
 
 
 def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(ValueError, match="profile is 'chat': it must be one of conversation, long_context"):
+    with pytest.raises(ValueError, match="profile is 'chat': it must be one of code, conversation, long_context"):
         load_profile("chat")

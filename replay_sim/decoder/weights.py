@@ -1,4 +1,4 @@
-"""The decoder's weights: seeded, random, scaled so that activations stay of order one through all layers."""
+"""The decoder's weights: seeded, random, scaled so that activations stay of the embedding's order in all layers."""
 
 import attrs
 import torch
@@ -8,6 +8,9 @@ from replay_sim.config.shapes import DecoderShape
 
 ROPE_BASE = 10000.0
 MIX_SCALE = 0.5
+EMBED_STD = 5.0
+"""Above a sublayer's output, which is of order one: rows stay unlike through all layers, so that the router spreads
+them over the experts."""
 
 
 @attrs.frozen
@@ -130,7 +133,7 @@ def make_weights(shape: DecoderShape, device: torch.device | str, seed: int) -> 
     wkv_shared = source.matrix(shape.hidden_size, shape.head_dim)
     layers[shape.cut] = attrs.evolve(layers[shape.cut], wkv_shared=wkv_shared)
     return DecoderWeights(
-        embed=source.normal(shape.vocab_size, shape.hidden_size, std=1.0),
+        embed=source.normal(shape.vocab_size, shape.hidden_size, std=EMBED_STD),
         layers=tuple(layers),
         head_norm_weight=source.norm(shape.hidden_size),
         lm_head=source.matrix(shape.hidden_size, shape.vocab_size),

@@ -31,7 +31,7 @@ SMALL = attrs.evolve(TINY, num_layers=4, cut=1, window=SMALL_W, index_topk=6, la
 # Relative error of a row in the Euclidean norm, and the median of a session's rows. float32: six layers of products of
 # up to 256 terms, each off by 2^-24; on a CPU 2.5e-6 at worst, 6e-7 in the median. bfloat16: each stored activation
 # is off by up to 2^-9, and some dozens follow each other; 2.9e-2 at worst, 7e-3 in the median.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1.5e-2}
 MEDIAN_TOLERANCE = {"float32": 1e-5, "bfloat16": 1.5e-2}
 
 PLAN = CapturePlan(

@@ -22,10 +22,10 @@ def timeline_figure(
     Breaks hold no operation and are drawn BREAK_WIDTH wide. An empty `replay` draws the model graph alone.
     """
     figure = go.Figure()
-    _add_strip(figure, model, UPPER, Meaning.MODEL_GRAPH)
+    add_strip(figure, model, UPPER, Meaning.MODEL_GRAPH)
     ticks = {UPPER: f"model graph<br>of {model_size} tokens"}
     if replay:
-        _add_strip(figure, replay, LOWER, Meaning.REPLAY_GRAPH)
+        add_strip(figure, replay, LOWER, Meaning.REPLAY_GRAPH)
         ticks[LOWER] = f"replay graph<br>of {replay_size} rows"
         _add_descent(figure, model, replay)
     figure.update_layout(barmode="overlay")
@@ -45,8 +45,8 @@ def _finding(model: Sequence[TimelineEntry], replay: Sequence[TimelineEntry]) ->
     return f"{finding}; in its last break runs a replay graph of {counted(replay)}" if replay else finding
 
 
-def _spans(entries: Sequence[TimelineEntry]) -> list[tuple[int, int]]:
-    """Where each entry starts, and how wide it is drawn."""
+def strip_spans(entries: Sequence[TimelineEntry]) -> list[tuple[int, int]]:
+    """Where each entry starts, and how wide it is drawn, in captured operations."""
     spans, start = [], 0
     for entry in entries:
         width = BREAK_WIDTH if entry.is_break else entry.operations
@@ -55,8 +55,9 @@ def _spans(entries: Sequence[TimelineEntry]) -> list[tuple[int, int]]:
     return spans
 
 
-def _add_strip(figure: go.Figure, entries: Sequence[TimelineEntry], level: float, meaning: Meaning) -> None:
-    spans = list(zip(entries, _spans(entries), strict=True))
+def add_strip(figure: go.Figure, entries: Sequence[TimelineEntry], level: float, meaning: Meaning) -> None:
+    """Draw a graph's segments and breaks in order at `level`, each break with its name."""
+    spans = list(zip(entries, strip_spans(entries), strict=True))
     for is_break, look in ((False, meaning), (True, Meaning.BREAK)):
         parts = [(entry, start, width) for entry, (start, width) in spans if entry.is_break is is_break]
         name = "eager break" if is_break else f"segment of the {look.value}"
@@ -93,8 +94,8 @@ def _add_strip(figure: go.Figure, entries: Sequence[TimelineEntry], level: float
 
 def _add_descent(figure: go.Figure, model: Sequence[TimelineEntry], replay: Sequence[TimelineEntry]) -> None:
     """Two thin lines from the model graph's last break to the ends of the replay graph that runs inside it."""
-    start, width = _spans(model)[-1]
-    replay_end = sum(_spans(replay)[-1])
+    start, width = strip_spans(model)[-1]
+    replay_end = sum(strip_spans(replay)[-1])
     bottom, top = UPPER - THICKNESS / 2, LOWER + THICKNESS / 2
     figure.add_scatter(
         x=[start, 0, None, start + width, replay_end],

@@ -1,5 +1,7 @@
 """The measurement of row movement: what it moves, and the bytes and limits that it states."""
 
+from collections.abc import Callable
+
 import attrs
 import numpy as np
 import pytest
@@ -9,95 +11,125 @@ from replay_sim.capture.host import HostBackend
 from replay_sim.config import TINY
 from replay_sim.measure import row_movement
 from replay_sim.measure.records import REQUIRED_POINT_KEYS
-from replay_sim.measure.row_movement import INPUT_SETS, measure_movement
-from replay_sim.replay.movement import gather_into, scatter_into
+from replay_sim.measure.row_movement import ARMS, OPS, SOURCES, Movement, measure_movement
+from replay_sim.measure.timing import Timing
 
-ROWS, TOKENS = (3, 8), 40
+ROWS, TOKENS, SETS = (3, 8), 40, 4
 HIDDEN, STREAMS = TINY.hidden_size, TINY.hc_mult
 IN_BYTES = 4 * (HIDDEN + STREAMS * HIDDEN + STREAMS + STREAMS + STREAMS**2) + 8 + 4
-OUT_BYTES = 4 * (STREAMS * HIDDEN + STREAMS + len(TINY.late_aux_layers) * HIDDEN)
+OUT_BYTES = 4 * (STREAMS * HIDDEN + STREAMS)
+CASES = [(op, arm, in_graph) for op in OPS for arm in ARMS for in_graph in (False, True)]
 
 
 @pytest.fixture
-def moved(monkeypatch) -> list[tuple]:
-    """The arguments of every movement: operation, row index, sources, targets."""
-    calls: list[tuple] = []
+def drawn(monkeypatch) -> list[Movement]:
+    """Every Movement that is measured; time_arms calls each arm once for every set and gives made-up times."""
+    made: list[Movement] = []
+    draw = row_movement._draw
 
-    def gather(index, inputs, buffers, padded) -> None:
-        calls.append(("gather", index, tuple(inputs.values()), tuple(buffers.values())))
-        gather_into(index, inputs, buffers, padded)
+    def kept(*arguments) -> Movement:
+        made.append(draw(*arguments))
+        return made[-1]
 
-    def scatter(index, outputs, targets) -> None:
-        calls.append(("scatter", index, tuple(outputs), tuple(targets)))
-        scatter_into(index, outputs, targets)
+    def time_arms(arms: dict[str, Callable], device, **_) -> dict[str, Timing]:
+        for turn in range(SETS):
+            for arm in arms.values():
+                arm(turn)
+        return {name: Timing(48.0, 24.0, 12.0, 96.0, 5) for name in arms}
 
     monkeypatch.setattr(row_movement, "ROWS", ROWS)
+    monkeypatch.setattr(row_movement, "MOST_SETS", SETS)
     monkeypatch.setattr(row_movement, "_copy_bandwidth", lambda device: 2e9)
-    monkeypatch.setattr(row_movement, "gather_into", gather)
-    monkeypatch.setattr(row_movement, "scatter_into", scatter)
-    return calls
+    monkeypatch.setattr(row_movement, "_draw", kept)
+    monkeypatch.setattr(row_movement, "time_arms", time_arms)
+    return made
 
 
 @pytest.fixture
-def measured(moved) -> tuple[list[dict], dict, str]:
+def measured(drawn) -> tuple[list[dict], dict, str]:
     return measure_movement(TINY, HostBackend(), seed=3, tokens=TOKENS)
 
 
-def test_there_is_a_point_for_each_operation_and_number_of_rows(measured) -> None:
+def test_there_is_a_point_for_each_operation_arm_and_number_of_rows_eagerly_and_in_a_graph(measured) -> None:
     points, _, table = measured
-    assert [(point["op"], point["rows"]) for point in points] == [
-        (op, rows) for rows in ROWS for op in ("gather", "scatter")
-    ]
+    found = [(p["rows"], (p["op"], p["arm"], p["in_graph"])) for p in points]
+    assert found == [(rows, case) for rows in ROWS for case in CASES]
     for point in points:
-        assert point.keys() >= REQUIRED_POINT_KEYS["movement"]
-        assert (point["tokens"], point["hidden_size"], point["arm"]) == (TOKENS, HIDDEN, "reference")
-        assert 0 < point["p10"] <= point["device_us"] <= point["p90"]
+        assert point.keys() >= REQUIRED_POINT_KEYS["movement"] and point["n"] == 5
+        assert (point["tokens"], point["hidden_size"]) == (TOKENS, HIDDEN)
     assert table.count("\n") == 1 + len(points)
 
 
-def test_bytes_are_what_must_move_and_the_limit_is_them_over_the_bandwidth(measured) -> None:
-    """A gather reads and writes the kept rows, a scatter reads them and writes every row of the step."""
+def test_a_graph_holds_a_call_of_every_set_and_a_point_is_one_calls_share(measured, drawn) -> None:
+    """A launch of a graph costs more than a small movement: many calls in one graph tell them apart."""
+    assert [len(movement.indices) for movement in drawn] == [SETS] * len(ROWS)
+    for point in measured[0]:
+        share = SETS if point["in_graph"] else 1
+        expected = {"device_us": 48 / share, "host_us": 24 / share, "p10": 12 / share, "p90": 96 / share}
+        assert {key: point[key] for key in expected} == expected
+
+
+def test_bytes_are_what_must_move_and_the_limit_is_them_over_the_bandwidth(measured, drawn) -> None:
+    """A gather reads and writes the kept rows; a scatter too, and clears those of the set before beside its own."""
     points, settings, _ = measured
+    cleared = {}
+    for movement in drawn:
+        sets = [index.tolist() for index in movement.indices]
+        gone = [sum(row not in sets[k] for row in sets[k - 1]) for k in range(len(sets))]
+        cleared[len(sets[0])] = sum(gone) / len(sets)
     for point in points:
         rows = point["rows"]
-        expected = 2 * rows * IN_BYTES if point["op"] == "gather" else (rows + TOKENS) * OUT_BYTES
-        assert point["bytes"] == expected
+        expected = 2 * rows * IN_BYTES if point["op"] == "gather" else (2 * rows + cleared[rows]) * OUT_BYTES
+        assert point["bytes"] == round(expected)
         assert point["limit_us"] == pytest.approx(expected / 2e9 * 1e6, abs=0.01)
-    assert settings == {"copy_bandwidth_gbps": 2.0, "input_sets": INPUT_SETS}
+    assert 0 < cleared[8] < 8 and settings == {"copy_bandwidth_gbps": 2.0, "sources": SOURCES}
 
 
-def test_rows_are_drawn_ascending_and_values_are_never_all_zero(measured, moved) -> None:
+def test_rows_are_drawn_ascending_a_set_differs_from_the_next_and_values_are_never_all_zero(measured, drawn) -> None:
     """S2, H6."""
-    for _, index, sources, _ in moved:
-        assert index.dtype == torch.int64 and len(index) in ROWS
-        assert (np.diff(index.numpy()) > 0).all() and 0 <= index[0] and index[-1] < TOKENS
-        assert all(source.count_nonzero() > source.numel() // 2 for source in sources)
+    for movement in drawn:
+        for index, place in zip(movement.indices, movement.places, strict=True):
+            assert index.dtype == torch.int64 and (np.diff(index.numpy()) > 0).all()
+            assert 0 <= index[0] and index[-1] < TOKENS
+            assert place.tolist() == [index.tolist().index(row) if row in index else -1 for row in range(TOKENS)]
+        assert all(not torch.equal(*pair) for pair in zip(movement.indices, movement.indices[1:], strict=False))
+        moved = [
+            *(t for source in movement.sources for t in source.values()),
+            *(t for r in movement.results for t in r),
+        ]
+        assert all(tensor.count_nonzero() > tensor.numel() // 2 for tensor in moved)
 
 
-def test_turns_take_other_inputs_and_what_they_write_is_the_movement(measured, moved) -> None:
-    """B2, L6: consecutive calls of an operation read different sets; the last result stands in the targets."""
-    for op in ("gather", "scatter"):
-        calls = [call for call in moved if call[0] == op and len(call[1]) == ROWS[0]]
-        sets = [call[2][0].data_ptr() for call in calls]
-        assert len(set(sets)) == INPUT_SETS
-        assert all(first != second for first, second in zip(sets, sets[1:], strict=False))
-        _, index, sources, targets = calls[-1]
-        for source, target in zip(sources, targets, strict=True):
-            if op == "gather":
-                assert torch.equal(target, source[index])
-            else:
+def test_what_the_timed_calls_wrote_is_the_movement(measured, drawn) -> None:
+    """B2, L6: the last calls were of the last set, by graphs that end with it."""
+    for movement in drawn:
+        last = SETS - 1
+        index, source = movement.indices[last], movement.sources[last % SOURCES]
+        for name, buffer in movement.buffers[last].tensors.items():
+            assert torch.equal(buffer, source[name][index])
+        for targets in (movement.targets, tuple(movement.break_buffers.tensors.values())):
+            for target, result in zip(targets, movement.results[last], strict=True):
                 expected = torch.zeros_like(target)
-                expected[index] = source
+                expected[index] = result
                 assert torch.equal(target, expected)
 
 
-def test_the_same_seed_draws_the_same_rows_and_another_seed_others(moved) -> None:
-    drawn = []
+@pytest.mark.parametrize("wrong", ["gather_by_address", "gather_into", "scatter_into"])
+def test_an_arm_that_moves_other_bits_is_refused_before_it_is_timed(drawn, monkeypatch, wrong: str) -> None:
+    """Build, prove equal, then time; one that moves nothing too."""
+    monkeypatch.setattr(row_movement, wrong, lambda *_: None)
+    op = wrong.split("_")[0]
+    with pytest.raises(RuntimeError, match=f"the fused {op} of 3 rows differs from the reference"):
+        measure_movement(TINY, HostBackend(), seed=3, tokens=TOKENS)
+
+
+def test_the_same_seed_draws_the_same_rows_and_another_seed_others(drawn) -> None:
+    rows = []
     for seed in (1, 1, 2):
-        moved.clear()
+        drawn.clear()
         measure_movement(TINY, HostBackend(), seed=seed, tokens=TOKENS)
-        drawn.append([index.tolist() for _, index, _, _ in moved])
-    assert drawn[0] == drawn[1] != drawn[2]
+        rows.append([index.tolist() for movement in drawn for index in movement.indices])
+    assert rows[0] == rows[1] != rows[2]
 
 
 def test_the_copy_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch) -> None:

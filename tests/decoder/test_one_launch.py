@@ -1,0 +1,160 @@
+"""The one-launch form of the replay graphs in whole steps: what it holds, its errors, the breakable form's bits."""
+
+import attrs
+import pytest
+import torch
+from decoder.serving import BLOCK_SIZE, Asked, Serving, decode, make_plan, make_runner, prefill
+from torch import Tensor
+
+from replay_sim.batch.dispatch import CudagraphMode, ReplayReason
+from replay_sim.batch.metadata import ReplayMetadataBuffers
+from replay_sim.config.shapes import TINY
+from replay_sim.decoder.step import StepOutput, StepRunner
+from replay_sim.replay.graphs import ReplayForm
+from replay_sim.replay.sharing import PoolSharing
+
+NONE, PIECEWISE = CudagraphMode.NONE, CudagraphMode.PIECEWISE
+BREAKABLE, ONE_LAUNCH = ReplayForm.BREAKABLE, ReplayForm.ONE_LAUNCH
+# Steps of one serving: two model graphs in turn, each trimmed; a mix of phases; all rows read; a decode of full size;
+# an eager step whose tokens the break buffers hold, as size 256 is taken away; one that they do not hold.
+STEPS: list[tuple[list[Asked], CudagraphMode, int, CudagraphMode | None]] = [
+    ([prefill("p", 40), prefill("q", 9)], PIECEWISE, 64, PIECEWISE),
+    ([prefill("w", 16)], PIECEWISE, 16, None),
+    ([prefill("z", 20), decode("p"), decode("q", 3)], PIECEWISE, 64, PIECEWISE),
+    ([prefill("w", 120), prefill("y", 60)], NONE, 180, PIECEWISE),
+    ([prefill("y", 33, keeps=True), decode("p")], PIECEWISE, 64, PIECEWISE),
+    ([prefill("long", 290)], NONE, 290, NONE),
+    ([prefill("p", 35), decode("w")], PIECEWISE, 64, PIECEWISE),
+]
+
+
+def both_forms(backend, shape=TINY, **settings) -> StepRunner:
+    """Graphs of both forms over the model graphs; that of 256 tokens is gone, its break buffers are not."""
+    runner = make_runner(backend, shape=shape, **settings)
+    runner.use_replay_form(ONE_LAUNCH)
+    runner.capture_replay_graphs()
+    del runner.model_graphs[256]
+    return runner
+
+
+def tensors_of(output: StepOutput) -> list[Tensor]:
+    return [output.hidden_states, output.pre_mix, *output.late_aux, *output.early_aux]
+
+
+def caches(runner: StepRunner) -> list[Tensor]:
+    """All KV but the block that only dummy batches write."""
+    rows = runner.num_blocks * BLOCK_SIZE
+    return [cache[:rows].clone() for cache in (*runner.decoder.cache.window, runner.decoder.cache.shared)]
+
+
+def serve(runner: StepRunner, form: ReplayForm) -> list[list[Tensor]]:
+    """Each step's outputs, and then the KV, of a serving from the start."""
+    runner.use_replay_form(form)
+    for cache in (*runner.decoder.cache.window, runner.decoder.cache.shared):
+        cache.zero_()
+    serving, results = Serving(runner), []
+    for asked, *_ in STEPS:
+        results.append([tensor.clone() for tensor in tensors_of(serving.step(asked))])
+    return [*results, caches(runner)]
+
+
+@pytest.mark.parametrize("aux", [{}, {"late_aux_layers": (3, 5)}, {"early_aux_layers": (1,)}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_in_one_launch_equal_steps_in_breakable_graphs_bit_for_bit(backend, dtype: str, aux: dict) -> None:
+    """G5, L6, O1, O3: outputs with their trimmed rows, and all KV, of steps of every kind, forms changed twice."""
+    runner = both_forms(backend, attrs.evolve(TINY, dtype=dtype, **aux))
+    first, second, again = (serve(runner, form) for form in (BREAKABLE, ONE_LAUNCH, BREAKABLE))
+    for step, (one, other, third) in enumerate(zip(first, second, again, strict=True)):
+        for a, b, c in zip(one, other, third, strict=True):
+            assert torch.equal(a, b) and torch.equal(a, c), step
+    assert bool(first[0][0].any()) and not bool(first[0][0][:32].any()), "the first prompt's trimmed rows are zero"
+
+
+def test_the_record_says_what_ran_and_an_eager_step_takes_the_graph_if_the_break_buffers_hold_it(backend) -> None:
+    """D3, D4, G3: 290 tokens are more than the 256 rows of the break buffers."""
+    runner = both_forms(backend)
+    serving = Serving(runner)
+    for asked, mode, padded, replay_mode in STEPS:
+        record = serving.step(asked).record
+        assert (record.mode, record.padded_tokens, record.replay_mode) == (mode, padded, replay_mode)
+    assert runner.replay_layers.graph_sizes(256) == (8, 32, 128) and runner.replay_layers.graph_sizes(257) == ()
+    record = serving.step([prefill("other", 260)]).record
+    assert (record.replay_mode, record.reason) == (NONE, ReplayReason.NOT_CAPTURED)
+    runner.use_replay_form(BREAKABLE)
+    assert serving.step([prefill("another", 260)]).record.replay_mode is PIECEWISE
+
+
+def test_a_graph_is_one_segment_without_a_break(backend) -> None:
+    """One launch a step, whatever the size; the breakable form breaks at every layer's attention."""
+    runner = both_forms(backend)
+    assert [(len(graph.segments), graph.num_breaks) for graph in runner.replay_graphs.graphs] == [(1, 0)] * 3
+    runner.use_replay_form(BREAKABLE)
+    breaks = TINY.num_replay_layers
+    assert [(len(graph.segments), graph.num_breaks) for graph in runner.replay_graphs.graphs] == [
+        (breaks + 1, breaks)
+    ] * 3
+
+
+def test_the_host_writes_no_replay_metadata_for_a_one_launch_graph(backend, monkeypatch) -> None:
+    """S9: the graph does, from the batch that is staged for the model anyway; an eager replay batch still needs it."""
+    runner = both_forms(backend)
+    written: list[int] = []
+    write = ReplayMetadataBuffers.write
+    monkeypatch.setattr(
+        ReplayMetadataBuffers,
+        "write",
+        lambda self, batch, *rest: (written.append(batch.num_tokens), write(self, batch, *rest)),
+    )
+    serving = Serving(runner)
+    for asked, *_ in STEPS:
+        serving.step(asked)
+    assert written == [290]
+
+
+def test_one_launch_graphs_in_the_model_graphs_pool_take_no_memory_of_their_own(backend) -> None:
+    """O1: shared, as the breakable ones."""
+    runner = make_runner(backend, captured=False)
+    assert runner.sharing.sharing is PoolSharing.SHARED
+    runner.capture_model_graphs()
+    before = backend.reserved_bytes(runner.pool)
+    runner.use_replay_form(ONE_LAUNCH)
+    runner.capture_replay_graphs()
+    assert runner.replay_graphs.sizes == (8, 32, 128) and backend.reserved_bytes(runner.pool) == before > 0
+
+
+def test_a_capture_reads_no_inputs_of_an_earlier_step(backend) -> None:
+    """U6: their memory may be gone; a captured size is usable at once."""
+    runner = make_runner(backend, replay_form=ONE_LAUNCH)
+    Serving(runner).step([prefill("p", 40)])
+    addresses = runner.replay_layers.input_addresses
+    assert all(addresses.tolist())
+    runner.replay_graphs.capture([8])
+    assert addresses.tolist() == [0] * len(addresses)
+    assert Serving(runner).step([prefill("p", 40)]).record.padded_rows == 8 and all(addresses.tolist())
+
+
+@pytest.mark.parametrize("moved", ["static buffer residual", "table of input addresses", "flags of the static buffers"])
+def test_a_moved_buffer_is_an_error_at_the_step(backend, moved: str) -> None:
+    """B4."""
+    runner = make_runner(
+        backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,)), replay_form=ONE_LAUNCH
+    )
+    layers = runner.replay_layers
+    if moved == "static buffer residual":
+        layers.inputs.tensors["residual"] = layers.inputs.tensors["residual"].clone()
+    elif moved == "table of input addresses":
+        runner.replay_graphs._addresses = layers.input_addresses.clone()
+    else:
+        layers.break_buffers.written = layers.break_buffers.written.clone()
+    with pytest.raises(RuntimeError, match=f"{moved} moved"):
+        Serving(runner).step([prefill("p", 40)])
+
+
+def test_a_size_that_was_not_captured_is_an_error_that_names_those_that_were(backend) -> None:
+    """G3."""
+    runner = both_forms(backend)
+    serving = Serving(runner)
+    arguments = serving.arguments([prefill("p", 40)])
+    record = attrs.evolve(runner.dispatch(arguments[0]), padded_rows=9)
+    with pytest.raises(RuntimeError, match=r"no replay graph of 9 rows was captured, only \[8, 32, 128\]"):
+        runner.run(*arguments, record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -42,7 +44,7 @@ def staircase_figure(plan: CapturePlan, source: str) -> go.Figure:
     )
     if shade_unreachable(figure, plan, end):
         figure.add_trace(shade_legend(), row=1, col=1)
-    ticks = thinned(plan.replay_sizes)
+    ticks = thinned(plan.replay_sizes, end)
     figure.update_xaxes(range=[0, end], tickvals=ticks, ticktext=[f"{size:,}" for size in ticks])
     figure.update_xaxes(title_text="rows of the replay batch (ticks: capture sizes)", row=2, col=1)
     figure.update_yaxes(title_text="padded rows", rangemode="tozero", tickformat=",", row=1, col=1)
@@ -100,10 +102,14 @@ def shade_legend() -> go.Scatter:
     )
 
 
-def thinned(sizes: tuple[int, ...]) -> list[int]:
-    """The sizes as ticks, evenly left out where they would not fit; the last always stays."""
-    stride = -(-len(sizes) // TICKS_THAT_FIT) or 1
-    return sorted({*sizes[::stride], *sizes[-1:]})
+def thinned(sizes: Sequence[int], end: int) -> list[int]:
+    """The sizes as ticks of an axis up to `end`, those left out whose labels would not fit; the last always stays."""
+    apart = end / TICKS_THAT_FIT
+    ticks: list[int] = []
+    for size in sizes[:-1]:
+        if (not ticks or size - ticks[-1] >= apart) and sizes[-1] - size >= apart:
+            ticks.append(size)
+    return [*ticks, *sizes[-1:]]
 
 
 def _finding(plan: CapturePlan) -> str:

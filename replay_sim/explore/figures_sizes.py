@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from replay_sim.batch.dispatch import smallest_size
 from replay_sim.explore.figures_plan import BEYOND, shade_legend, shade_unreachable, staircase_points, thinned
 from replay_sim.explore.plan_comparison import (
     DEFAULT,
@@ -28,19 +29,21 @@ PLANS = {meaning.value: meaning for meaning in (Meaning.DEFAULT_PLAN, Meaning.EX
 DASHES = {Meaning.DEFAULT_PLAN: "solid", Meaning.EXPLICIT_PLAN: "dash", Meaning.OPTIMAL_PLAN: "dot"}
 SYMBOLS = {Meaning.DEFAULT_PLAN: "circle", Meaning.EXPLICIT_PLAN: "square", Meaning.OPTIMAL_PLAN: "diamond"}
 BINS = 120
-HOVER_SIZES = 9
+HEADROOM = 1.08
+TALLEST = 3
+"""A curve of padding is cut where it is so many times that of the worst plan."""
 
 
 def plans_figure(plans: Mapping[str, JudgedPlan], weights: RowWeights, source: str) -> go.Figure:
     """Padded rows against rows, sampled at every size and one above it; how often rows occur; and where sizes lie.
 
     `plans` by name: default, explicit, optimal, of which any may lack; each has its traces all the same, so that
-    a live figure can be updated trace by trace. The ticks are the sizes of the default plan, or else of the first.
+    a live figure can be updated trace by trace. A staircase leaves the figure where its plan has no size near. The
+    ticks are the sizes of the default plan, or else of the first.
     """
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.54, 0.22, 0.24])
     first = plans.get(DEFAULT) or next(iter(plans.values()))
-    largest = max((size for judgement in plans.values() for size in judgement.plan.replay_sizes), default=0)
-    end = max(int((largest or first.plan.window) * BEYOND), largest + 1)
+    end, is_cut = _end(plans, weights)
     for name, meaning in PLANS.items():
         _add_staircase(figure, meaning, plans.get(name))
     _add_weights(figure, weights, end)
@@ -48,15 +51,27 @@ def plans_figure(plans: Mapping[str, JudgedPlan], weights: RowWeights, source: s
         _add_sizes(figure, meaning, plans.get(name), level)
     is_shaded = shade_unreachable(figure, first.plan, end)
     figure.add_trace(shade_legend().update(showlegend=is_shaded), row=1, col=1)
-    ticks = thinned(first.plan.replay_sizes)
+    ticks = thinned([size for size in first.plan.replay_sizes if size <= end], end)
     figure.update_xaxes(range=[0, end], tickvals=ticks, ticktext=[f"{size:,}" for size in ticks])
-    figure.update_xaxes(title_text="rows of the replay batch (ticks: sizes of the default plan)", row=3, col=1)
-    figure.update_yaxes(title_text="padded rows", rangemode="tozero", tickformat=",", row=1, col=1)
+    cut = "; larger sizes, which no batch here selects, lie to the right" if is_cut else ""
+    title = f"rows of the replay batch (ticks: sizes of the default plan{cut})"
+    figure.update_xaxes(title_text=title, row=3, col=1)
+    figure.update_yaxes(title_text="padded rows", range=[0, end * HEADROOM], tickformat=",", row=1, col=1)
     figure.update_yaxes(title_text="replay<br>batches", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(tickvals=list(range(len(PLANS))), ticktext=list(PLANS), row=3, col=1)
     figure.update_yaxes(range=[len(PLANS) - 0.5, -0.5], title_text="sizes", showgrid=False, row=3, col=1)
     figure.update_layout(bargap=0)
     return finish(figure, finding=_plans_finding(plans), source=source, height=640, left=92)
+
+
+def _end(plans: Mapping[str, JudgedPlan], weights: RowWeights) -> tuple[int, bool]:
+    """Where the axis of rows ends, beyond the largest graph that a batch runs in; and whether sizes lie behind it."""
+    captured = [judgement.plan.replay_sizes for judgement in plans.values() if judgement.plan.replay_sizes]
+    most = max(weights.histogram, default=0)
+    used = [smallest_size(sizes, most) or sizes[-1] for sizes in captured]
+    last = max(used) if used else next(iter(plans.values())).plan.window
+    end = max(int(last * BEYOND), last + 1)
+    return end, any(sizes[-1] > end for sizes in captured)
 
 
 def knobs(plan: CapturePlan) -> str:
@@ -175,7 +190,10 @@ def trade_off_figure(
         if name != OPTIMAL:
             _add_plan_point(figure, PLANS[name], judgement)
     figure.update_xaxes(title_text="replay graphs", rangemode="tozero")
-    figure.update_yaxes(title_text="pads among padded rows", tickformat=".0%", rangemode="tozero")
+    top = TALLEST * max((judgement.cost.mean_padding for judgement in plans.values()), default=0.0)
+    cut = top and max(shares, default=0.0) > top
+    title = "pads among padded rows" + ("<br>(cut: few graphs pad more)" if cut else "")
+    figure.update_yaxes(title_text=title, tickformat=".0%", range=[0, top] if cut else None, rangemode="tozero")
     return finish(figure, finding=_trade_off_finding(curve, shares, plans), source=source, height=440)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -23,6 +23,7 @@ from replay_sim.workload.simulation import Simulation, planned_dispatch
 
 DEFAULT, EXPLICIT, OPTIMAL = "default", "explicit", "optimal"
 COST = "a graph costs its padded rows; no time was measured"
+COUNTED = ("replay batches in graphs", "padded rows", "pads")
 NUM_STEPS = 2000
 MIB = 1 << 20
 
@@ -76,8 +77,7 @@ def workload_weights(config: ServingConfig, profile: str, *, seed: int = 0, num_
     Replay sizes do not decide which rows a step has, so that all plans of a config share them. Raises ValueError for
     an unknown profile.
     """
-    rule = attrs.evolve(config, decoder_replay_cudagraph_capture_sizes=None)
-    table = _simulated(rule, profile, seed, num_steps).table
+    table = _simulated(config, default_plan(config), profile, seed, num_steps).table
     counts: Counter[int] = Counter()
     for (rows, _, _), count in table.replay.items():
         counts[rows] += count
@@ -88,22 +88,30 @@ def workload_weights(config: ServingConfig, profile: str, *, seed: int = 0, num_
     return RowWeights({rows: float(count) for rows, count in sorted(counts.items())}, source)
 
 
-def dispatched_padding(config: ServingConfig, profile: str, *, seed: int = 0, num_steps: int = NUM_STEPS) -> float:
-    """Pads as a share of the padded rows of replay graphs, counted step by step as dispatch takes them (G3)."""
-    ran = _simulated(config, profile, seed, num_steps).table.replay.items()
-    in_graphs = [
-        (rows * count, padded * count) for (rows, padded, mode), count in ran if mode is CudagraphMode.PIECEWISE
-    ]
-    padded_rows = sum(padded for _, padded in in_graphs)
-    return 1 - sum(rows for rows, _ in in_graphs) / padded_rows if padded_rows else 0.0
+def dispatched_table(
+    config: ServingConfig, plans: Mapping[str, JudgedPlan], profile: str, *, seed: int = 0, num_steps: int = NUM_STEPS
+) -> pd.DataFrame:
+    """Rows that run in replay graphs, and pads among them: planned, and counted step by step by dispatch (G3)."""
+    columns = {}
+    for name, judgement in plans.items():
+        ran = _simulated(config, judgement.plan, profile, seed, num_steps).table.replay.items()
+        graphs = [(rows, padded, count) for (rows, padded, mode), count in ran if mode is CudagraphMode.PIECEWISE]
+        padded_rows = sum(padded * count for _, padded, count in graphs)
+        pads = sum((padded - rows) * count for rows, padded, count in graphs)
+        columns[name] = {
+            **dict(zip(COUNTED, (sum(count for _, _, count in graphs), padded_rows, pads), strict=True)),
+            "pads dispatched": pads / padded_rows if padded_rows else 0.0,
+            "pads planned": judgement.cost.mean_padding,
+        }
+    return pd.DataFrame(columns).T.rename_axis("plan").astype(dict.fromkeys(COUNTED, int))
 
 
 @lru_cache(maxsize=64)
-def _simulated(config: ServingConfig, profile: str, seed: int, num_steps: int) -> Simulation:
+def _simulated(config: ServingConfig, plan: CapturePlan, profile: str, seed: int, num_steps: int) -> Simulation:
     """The first steps, dispatched; no step can admit more requests than are left."""
     requests = generate_requests(load_profile(profile), num_steps * config.max_num_seqs, seed=seed)
     settings = SchedulerSettings.from_config(config, seed=seed)
-    scheduler = Scheduler(requests, settings, dispatch=planned_dispatch(make_plan(config)))
+    scheduler = Scheduler(requests, settings, dispatch=planned_dispatch(plan))
     simulation = Simulation()
     for _ in simulation.watch(islice(scheduler.steps(), num_steps)):
         pass
@@ -175,7 +183,7 @@ def judged_table(plans: Mapping[str, JudgedPlan]) -> pd.DataFrame:
             "replay graphs": judgement.cost.num_replay_graphs,
             "largest size (rows)": judgement.plan.replay_sizes[-1] if judgement.plan.replay_sizes else 0,
             "pads among padded rows": _padding(judgement),
-            "rows beyond it, eager": f"{judgement.eager_share:.1%}",
+            "beyond it, eager": f"{judgement.eager_share:.1%}",
             "static buffers (MiB)": f"{judgement.cost.static_buffer_bytes / MIB:,.1f}",
             "sizes no batch can select": listed(judgement.unreachable) or "none",
         }
@@ -208,6 +216,14 @@ def notes_table(configs: Mapping[str, ServingConfig]) -> pd.DataFrame:
         for name, plan in plans.items()
     }
     return pd.DataFrame(columns).T.rename_axis("config")
+
+
+def seqs_sweep(config: ServingConfig, max_num_seqs: Sequence[int]) -> dict[str, list[SeqsPoint]]:
+    """What the default plan and, if `config` has a list, the explicit one capture at every max_num_seqs, by name."""
+    swept = {DEFAULT: seqs_points(attrs.evolve(config, decoder_replay_cudagraph_capture_sizes=None), max_num_seqs)}
+    if config.decoder_replay_cudagraph_capture_sizes:
+        swept[EXPLICIT] = seqs_points(config, max_num_seqs)
+    return swept
 
 
 def seqs_points(

@@ -162,6 +162,8 @@ class PlanExplorer(Explorer):
             layout = self.figure.layout
             layout.title.text, layout.margin.t = drawn.layout.title.text, drawn.layout.margin.t
             layout.shapes, layout.annotations = drawn.layout.shapes, drawn.layout.annotations
+            layout.yaxis.range = drawn.layout.yaxis.range
+            layout.xaxis3.title.text = drawn.layout.xaxis3.title.text
             for axis in ("xaxis", "xaxis2", "xaxis3"):
                 layout[axis].update({key: drawn.layout[axis][key] for key in ("range", "tickvals", "ticktext")})
 

@@ -245,7 +245,7 @@ def seqs_figure(
             x=[config_seqs],
             y=[measured / MIB],
             mode="markers+text",
-            name="pool of the replay graphs on a stream of their own, measured",
+            name="replay graphs' pool on a stream of its own, measured",
             text=[f"{measured / MIB:,.0f} MiB"],
             textposition="middle left",
             marker={"size": 13, "symbol": "star", "color": line(Meaning.REPLAY_GRAPH)["color"]},
@@ -258,8 +258,8 @@ def seqs_figure(
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,}" for value in ticks])
     figure.update_xaxes(title_text="max_num_seqs (requests; dotted: the config's)", row=2, col=1)
     figure.update_yaxes(title_text="replay graphs", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="MiB", rangemode="tozero", tickformat=",", row=2, col=1)
-    return finish(figure, finding=_seqs_finding(points), source=source, height=540)
+    figure.update_yaxes(title_text="MiB<br>(lines: static buffers)", rangemode="tozero", tickformat=",", row=2, col=1)
+    return finish(figure, finding=_seqs_finding(points), source=source, height=540, left=86)
 
 
 def _measured_pool(record: Record | None) -> int | None:
@@ -279,7 +279,7 @@ def _add_swept(figure: go.Figure, meaning: Meaning, points: Sequence[SeqsPoint])
             x=[point.max_num_seqs for point in points],
             y=values,
             mode="lines+markers",
-            name=f"{meaning.value} plan" + (": static buffers below" if row == 1 else ""),
+            name=f"{meaning.value} plan",
             legendgroup=meaning.value,
             showlegend=row == 1,
             line=line(meaning, dash=DASHES[meaning]),

@@ -160,7 +160,7 @@ class PlanExplorer(Explorer):
                 if new.type == "scatter":
                     trace.marker.symbol, trace.marker.size = new.marker.symbol, new.marker.size
             layout = self.figure.layout
-            layout.title.text, layout.margin.t = drawn.layout.title.text, drawn.layout.margin.t
+            layout.title.text, layout.margin = drawn.layout.title.text, drawn.layout.margin
             layout.shapes, layout.annotations = drawn.layout.shapes, drawn.layout.annotations
             layout.yaxis.range = drawn.layout.yaxis.range
             layout.xaxis3.title.text = drawn.layout.xaxis3.title.text

@@ -95,6 +95,7 @@ def test_sizes_that_no_batch_can_select_are_named(explorer) -> None:
 
 def test_rows_judged_on_may_be_those_of_a_workload(explorer) -> None:
     explorer.set(rows="conversation", max_graphs=3)
+    assert explorer.figure.layout.margin == explorer._draw().layout.margin, "the longer caption has its room"
     assert "profile conversation" in explorer.figure.layout.annotations[0].text.replace("<br>", " ")
     judgements = explorer.judgements
     assert len(judgements["optimal"].plan.replay_sizes) <= 3

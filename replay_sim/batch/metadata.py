@@ -64,7 +64,7 @@ class BatchMetadataBuffers:
         self.request_window_start = buffer(max_num_seqs, torch.int64)
         self.keeps_all = buffer(max_num_seqs, torch.int32)
         self._written_reqs = 0
-        self._addresses = FixedAddresses(_named_tensors(self))
+        self._addresses = FixedAddresses(_tensors_of(self), f"{type(self).__name__}.")
         row_bytes = 8 * 3 + 4 * 2
         request_bytes = 4 * max_blocks + 8 * 2 + 4 * 2
         self._staging = Staging(max_rows * row_bytes + (max_num_seqs + 1) * request_bytes + 1024, device)
@@ -79,7 +79,7 @@ class BatchMetadataBuffers:
         last one (B8), and block tables of the batch before are cleared (C7). Raises ValueError naming the bound that a
         batch exceeds, RuntimeError naming a buffer that moved (B4).
         """
-        self._addresses.check(_named_tensors(self))
+        self._addresses.check(vars(self))
         self._check(batch, block_tables, input_ids, padded_tokens)
         tables = np.zeros((max(batch.num_reqs, self._written_reqs), self.max_blocks), np.int32)
         for row, table in zip(tables, block_tables, strict=False):
@@ -144,10 +144,9 @@ class BatchMetadataBuffers:
                 )
 
 
-def _named_tensors(buffers: BatchMetadataBuffers | ReplayMetadataBuffers) -> dict[str, torch.Tensor]:
-    """The tensors that are attributes of `buffers`, by their full names."""
-    kind = type(buffers).__name__
-    return {f"{kind}.{name}": value for name, value in vars(buffers).items() if isinstance(value, torch.Tensor)}
+def _tensors_of(buffers: BatchMetadataBuffers | ReplayMetadataBuffers) -> dict[str, torch.Tensor]:
+    """The tensors that are attributes of `buffers`."""
+    return {name: value for name, value in vars(buffers).items() if isinstance(value, torch.Tensor)}
 
 
 def _padded(values: np.ndarray, padded: int, pad: int) -> np.ndarray:
@@ -175,7 +174,7 @@ class ReplayMetadataBuffers:
         self.output_row_of = torch.full((max_rows,), -1, dtype=torch.int32, device=device)
         self.query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
-        self._addresses = FixedAddresses(_named_tensors(self))
+        self._addresses = FixedAddresses(_tensors_of(self), f"{type(self).__name__}.")
 
     def write(self, batch: Batch, source: BatchMetadataBuffers, padded_rows: int) -> None:
         """Fill the buffers from the batch written last into `source`: in one launch on a GPU, plainly on a CPU (S9).
@@ -188,7 +187,7 @@ class ReplayMetadataBuffers:
 
     def check(self, kept: int, padded_rows: int) -> None:
         """What `write` checks before it writes `kept` rows, for a graph that writes them itself."""
-        self._addresses.check(_named_tensors(self))
+        self._addresses.check(vars(self))
         if not kept <= padded_rows <= self.max_rows:
             raise ValueError(
                 f"padded_rows {padded_rows} must be at least the {kept} rows that the batch keeps and at most the "

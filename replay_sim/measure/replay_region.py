@@ -124,7 +124,10 @@ class Region:
     def run(self, form: ReplayForm, turn: int = 0) -> None:
         """The region as a step runs it in its break."""
         self.layers.graphs = self.graphs[form]
-        with use_forward_context(attrs.evolve(self.step, replay_batch=self.replay_batch(form))):
+        step, batch = self.step, self.replay_batch(form)
+        with use_forward_context(
+            ForwardContext(step.mode, step.num_tokens, step.padded_tokens, step.metadata, step.num_rows, batch)
+        ):
             self.layers.run_into_break_buffers(self.inputs)
 
     def run_reference(self, turn: int = 0) -> None:

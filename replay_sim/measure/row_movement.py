@@ -102,7 +102,7 @@ def measure_movement(
     columns = ("op", "arm", "in_graph", "rows", "tokens", "device_us", "host_us", "limit_us")
     headers = ("op", "arm", "in graph", "rows", "tokens", "device µs", "host µs", "limit µs")
     table = tabulate([[p[key] for key in columns] for p in points], headers, tablefmt="pipe")
-    return points, {"copy_bandwidth_gbps": round(bandwidth / 1e9, 1), "sources": SOURCES}, table
+    return points, {"copy_bandwidth_gbps": round(bandwidth / 1e9, 1), "input_sets": SOURCES}, table
 
 
 def _draw(

@@ -24,7 +24,7 @@ class BreakBuffers(StaticBuffers):
         super().__init__(specs, max_rows, device)
         chunks = sum(RowLayout.of(spec.row_bytes).chunks for spec in specs)
         self.written = torch.zeros((chunks, max_rows), dtype=torch.uint8, device=device)
-        self._written_address = FixedAddresses({"flags of the static buffers": self.written})
+        self._written_address = FixedAddresses({"written": self.written}, "flags of the static buffers: ")
 
     def scatter(self, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor) -> None:
         """Write this step's outputs, and clear what the step before wrote beside them (L6); one launch on a GPU.
@@ -37,4 +37,4 @@ class BreakBuffers(StaticBuffers):
     def check_addresses(self) -> None:
         """Raises RuntimeError naming a buffer, or the flags, not where graphs were captured to write them (B4)."""
         super().check_addresses()
-        self._written_address.check({"flags of the static buffers": self.written})
+        self._written_address.check(vars(self))

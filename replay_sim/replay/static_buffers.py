@@ -19,7 +19,7 @@ class StaticBuffers:
         self.tensors = {
             spec.name: torch.zeros((max_rows, *spec.row_shape), dtype=spec.dtype, device=device) for spec in specs
         }
-        self._addresses = FixedAddresses(self._by_full_name())
+        self._addresses = FixedAddresses(self.tensors, "static buffer ")
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,4 @@ class StaticBuffers:
 
     def check_addresses(self) -> None:
         """Raises RuntimeError naming a buffer that is not where its graphs were captured to read it (B4)."""
-        self._addresses.check(self._by_full_name())
-
-    def _by_full_name(self) -> dict[str, torch.Tensor]:
-        return {f"static buffer {name}": tensor for name, tensor in self.tensors.items()}
+        self._addresses.check(self.tensors)

@@ -17,7 +17,8 @@ from replay_sim.config.shapes import TINY, DecoderShape
 from replay_sim.decoder.step import StepRunner
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.replay.context import ReplayBatch, use_forward_context
-from replay_sim.replay.graphs import ReplayGraphs
+from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
+from replay_sim.replay.row_ops import store_addresses
 from replay_sim.replay.row_tensors import RowTensors, input_specs
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -147,7 +148,9 @@ def bench(request, backend) -> Iterator[Bench]:
     for cache in (*runner.decoder.cache.window, runner.decoder.cache.shared):
         cache.normal_(generator=generator)
     runner.capture_model_graphs()
-    runner.capture_replay_graphs()
+    for form in (ReplayForm.ONE_LAUNCH, ReplayForm.BREAKABLE):
+        runner.use_replay_form(form)
+        runner.capture_replay_graphs()
     specs = input_specs(TINY.hidden_size, TINY.hc_mult, getattr(torch, request.param))
     row_wise = ReplayGraphs(
         backend=backend,
@@ -282,6 +285,47 @@ def test_replay_of_the_decoders_layers_equals_eager_bit_for_bit_whatever_the_pad
         assert_same_bits(caches(bench), after, "the KV cache")
     for name, value in inputs.items():
         bench.earlier[name][: batch.num_tokens] = value
+
+
+@property_test({"host": 60, "cuda": 140}, {"host": 40, "cuda": 100})
+def test_one_launch_equals_breakable_graphs_and_eager_bit_for_bit_whatever_the_pads_held(
+    bench: Bench, batch: Batch, seed: int, larger: int
+) -> None:
+    """G5, B2, L6: poison in the static buffers and in every row that is not kept; the metadata is the graph's own."""
+    runner, rows = bench.runner, kept_rows(batch)
+    size = size_for(len(rows), larger)
+    bench.write(batch, batch.num_tokens)
+    inputs = bench.inputs(batch.num_tokens, seed)
+    step = runner.contexts.replay_batch(batch, len(rows), size, CudagraphMode.PIECEWISE, ReplayForm.BREAKABLE)
+    with use_forward_context(step.context):
+        eager = real_bits(runner.decoder.run_replay_layers(padded_rows(inputs, rows, size)), len(rows))
+        replayed = real_bits(runner.replay_graphs.run(step.rows, inputs), len(rows))
+        assert_same_bits(replayed, eager, "breakable graph and eager on the same padded rows")
+    after = caches(bench)
+    trimmed = [row for row in range(batch.num_tokens) if row not in rows]
+    buffers = runner.replay_layers.break_buffers
+    runner.use_replay_form(ReplayForm.ONE_LAUNCH)
+    try:
+        for kind, value in POISON.items():
+            for name, tensor in inputs.items():
+                poison = value if tensor.is_floating_point() else POISONED_INTEGERS[kind]
+                tensor[trimmed] = poison
+                runner.replay_layers.inputs.tensors[name].fill_(poison)
+            for name in ("rows", "positions", "slot_mapping", "request_of_row", "output_row_of", "num_rows"):
+                getattr(runner.contexts.replay, name).fill_(3)
+            store_addresses(runner.replay_layers.input_addresses, inputs)
+            one = runner.contexts.replay_batch(batch, len(rows), size, CudagraphMode.PIECEWISE, ReplayForm.ONE_LAUNCH)
+            with use_forward_context(one.context):
+                runner.replay_graphs.run_into(buffers, one, inputs)
+            outputs = list(buffers.tensors.values())
+            assert_same_bits(
+                [output[rows] for output in outputs], eager, f"one launch with {kind} beside the kept rows"
+            )
+            assert not any(bool(output[trimmed].any()) for output in outputs), "trimmed rows"
+            assert not any(bool(output[batch.num_tokens :].any()) for output in outputs), "rows of a larger batch"
+        assert_same_bits(caches(bench), after, "the KV cache")
+    finally:
+        runner.use_replay_form(ReplayForm.BREAKABLE)
 
 
 @property_test(EXAMPLES, DISTINCT)

@@ -82,7 +82,7 @@ def test_bytes_are_what_must_move_and_the_limit_is_them_over_the_bandwidth(measu
         expected = 2 * rows * IN_BYTES if point["op"] == "gather" else (2 * rows + cleared[rows]) * OUT_BYTES
         assert point["bytes"] == round(expected)
         assert point["limit_us"] == pytest.approx(expected / 2e9 * 1e6, abs=0.01)
-    assert 0 < cleared[8] < 8 and settings == {"copy_bandwidth_gbps": 2.0, "sources": SOURCES}
+    assert 0 < cleared[8] < 8 and settings == {"copy_bandwidth_gbps": 2.0, "input_sets": SOURCES}
 
 
 def test_rows_are_drawn_ascending_a_set_differs_from_the_next_and_values_are_never_all_zero(measured, drawn) -> None:

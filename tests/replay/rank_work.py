@@ -5,6 +5,7 @@ import signal
 from datetime import timedelta
 
 import attrs
+import torch
 from replay.rank_steps import ALL_SIZES, PLAN, RankStep, random_steps
 from torch import distributed as dist
 
@@ -17,9 +18,10 @@ def dispatch(agreement: RankAgreement, part: RankStep) -> StepRecord:
     return agreement.dispatch_idle(**part.held) if part.batch is None else agreement.dispatch(part.batch, **part.held)
 
 
-def decide(store: dist.Store, seed: int, num_steps: int) -> list[tuple[StepRecord, tuple, tuple]]:
-    """Agree on random steps: this rank's records, and the rows of all ranks."""
-    agreement, rank = RankAgreement(PLAN), dist.get_rank()
+def decide(store: dist.Store, seed: int, num_steps: int, device: str) -> list[tuple[StepRecord, tuple, tuple]]:
+    """Agree on random steps, on the CPU or on a GPU for each rank: this rank's records, and the rows of all ranks."""
+    rank = dist.get_rank()
+    agreement = RankAgreement(PLAN, device=torch.device(device, rank) if device == "cuda" else torch.device(device))
     decided = []
     for ranks in random_steps(seed, dist.get_world_size(), num_steps):
         record = dispatch(agreement, ranks[rank])

@@ -5,10 +5,11 @@ from collections import Counter
 
 import attrs
 import pytest
+import torch
 from decoder.serving import make_plan, make_runner
 from replay.rank_outputs import run_outputs
 from replay.rank_processes import RankEnd, results, run_ranks
-from replay.rank_steps import ALL_SIZES, PLAN, RankStep, decide_plainly, random_steps
+from replay.rank_steps import ALL_SIZES, PLAN, Decision, RankStep, decide_plainly, random_steps
 from replay.rank_work import decide, fail_in_all_ways
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord, dispatch_needs, dispatch_step, step_needs
@@ -36,14 +37,10 @@ def decision(record: StepRecord) -> tuple:
 def test_all_ranks_take_the_decision_that_all_their_needs_and_graphs_call_for(tmp_path, world_size: int) -> None:
     """X1, X2: idle ranks, ranks that lack a size and ranks without graphs among them; every rank knows all rows."""
     seed, num_steps = DECISIONS[world_size]
-    decided = results(run_ranks(tmp_path, world_size, decide, seed, num_steps))
+    decided = results(run_ranks(tmp_path, world_size, decide, seed, num_steps, "cpu"))
     kinds = Counter()
-    for step, ranks in enumerate(random_steps(seed, world_size, num_steps)):
-        expected = decide_plainly(ranks)
-        for rank in range(world_size):
-            record, rank_tokens, rank_rows = decided[rank][step]
-            assert decision(record) == expected[rank], (step, rank)
-            assert (rank_tokens, rank_rows) == (tuple(e[1] for e in expected), tuple(e[4] for e in expected))
+    for ranks, *found in zip(random_steps(seed, world_size, num_steps), *decided, strict=True):
+        expected = check_decisions(ranks, found)
         kinds[expected[0][0], expected[0][2]] += 1
         kinds["idle beside others"] += any(part.batch is None for part in ranks) and expected[0][1] > 0
         kinds["no rank has work"] += expected[0][1] == 0
@@ -51,6 +48,24 @@ def test_all_ranks_take_the_decision_that_all_their_needs_and_graphs_call_for(tm
     modes = {("FULL", None), *((mode, replay) for mode in GRAPH_OR_EAGER for replay in (None, *GRAPH_OR_EAGER))}
     expected_kinds = {*modes, "idle beside others", "no rank has work", "a rank has no graphs"}
     assert {kind for kind, count in kinds.items() if count >= 5} == expected_kinds
+
+
+def check_decisions(ranks: list[RankStep], found: list[tuple[StepRecord, tuple, tuple]]) -> list[Decision]:
+    """Each rank's record is the plain one, and each knows the padded tokens and rows of all."""
+    expected = decide_plainly(ranks)
+    assert [decision(record) for record, _, _ in found] == expected
+    rows = tuple(one[1] for one in expected), tuple(one[4] for one in expected)
+    assert all((rank_tokens, rank_rows) == rows for _, rank_tokens, rank_rows in found)
+    return expected
+
+
+@pytest.mark.gpu
+def test_ranks_agree_on_gpus_by_nccl(tmp_path) -> None:
+    """X1: the same decisions where the all-reduce runs on the GPUs, of which two are taken where there are."""
+    world_size = min(torch.cuda.device_count(), 2)
+    decided = results(run_ranks(tmp_path, world_size, decide, 13, 200, "cuda"))
+    for ranks, *found in zip(random_steps(13, world_size, 200), *decided, strict=True):
+        check_decisions(ranks, found)
 
 
 @pytest.mark.parametrize("world_size", OUTPUTS)

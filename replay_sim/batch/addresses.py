@@ -25,6 +25,6 @@ class FixedAddresses:
             now = tensors[name].data_ptr()
             if now != address:
                 raise RuntimeError(
-                    f"{self._prefix}{name} moved from {address:#x} to {now:#x} since it was made: its graphs would read the "
-                    "old memory. Write into the buffer, never replace it"
+                    f"{self._prefix}{name} moved from {address:#x} to {now:#x} since it was made: its graphs would "
+                    "read the old memory. Write into the buffer, never replace it"
                 )

@@ -110,8 +110,7 @@ class RankAgreement:
         Tokens and kept rows have a place for each rank, 0 on the others. What all ranks must have or be is sent as
         what this rank lacks or is not.
         """
-        places = [0] * self.world_size
-        tokens, rows = places.copy(), places
+        tokens, rows = [0] * self.world_size, [0] * self.world_size
         tokens[self.rank], rows[self.rank] = own.num_tokens, own.kept_rows
         lacks = [
             size not in sizes for planned, sizes in zip(self._planned_sizes(), held, strict=True) for size in planned

@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from replay_sim.explore.explorer import Explorer, live_figure
-from replay_sim.explore.figures_capture import redraw_stack, stack_figure
+from replay_sim.explore.figures_capture import counted, redraw_stack, stack_figure
 from replay_sim.explore.layer_stack import BREAKS, MOST_ROWS, StackCapture, capture_stack
 
 SOURCE = "captured and replayed by replay_sim on the host backend as the controls say; counted, not timed"
@@ -51,10 +51,11 @@ class CaptureExplorer(Explorer):
     def sentence(self) -> str:
         """What was captured, what a step launches, and whether a replay is right."""
         made, state = self.made, self.state
+        breaks = f"{counted(made.num_breaks, 'break')} with {made.break_operations}" if made.num_breaks else "no breaks"
         counts = (
-            f"A {state['cudagraph_mode']} graph of {state['size']} rows over {state['num_layers']} layers: "
-            f"{made.num_segments} segments with {made.operations} operations, {made.num_breaks} breaks with "
-            f"{made.break_operations}. A step launches {made.launches} times instead of {made.eager_operations}."
+            f"A {state['cudagraph_mode']} graph of {state['size']} rows over {counted(state['num_layers'], 'layer')}: "
+            f"{counted(made.num_segments, 'segment')} with {made.operations} operations, {breaks}. "
+            f"Launches of a step: {made.launches} instead of {made.eager_operations}."
         )
         if not made.differing:
             return f"{counts} A step of {state['num_tokens']} tokens equals eager in all {made.compared} elements."

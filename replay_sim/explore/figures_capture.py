@@ -13,7 +13,7 @@ from replay_sim.explore.layer_stack import StackCapture
 from replay_sim.explore.theme import Meaning, finish, marker, text, titled
 from replay_sim.explore.timeline import TimelineEntry
 
-STRIP_PIXELS, HEIGHT, LEFT = 118, 470, 150
+STRIP_PIXELS, HEIGHT, LEFT = 118, 470, 170
 LAUNCH_ROWS = ("without graphs", "with this graph")
 AXIS = f"captured operations in order (a break holds none; drawn {BREAK_WIDTH} wide)"
 
@@ -27,13 +27,14 @@ class Strip:
     meaning: Meaning = Meaning.MODEL_GRAPH
 
     @property
-    def counted(self) -> str:
+    def in_words(self) -> str:
         """Its segments and breaks, in words."""
         breaks = sum(entry.is_break for entry in self.entries)
-        return f"{_number(len(self.entries) - breaks, 'segment')} and {_number(breaks, 'break')}"
+        return f"{counted(len(self.entries) - breaks, 'segment')} and {counted(breaks, 'break')}"
 
 
-def _number(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """The count with its noun, such as 1 break, no breaks, 4 segments."""
     return f"{count or 'no'} {noun}{'s' * (count != 1)}"
 
 
@@ -51,7 +52,7 @@ def strips_figure(strips: Sequence[Strip], source: str) -> go.Figure:
     figure.update_xaxes(title_text=AXIS)
     ticks = {"tickvals": list(levels), "ticktext": [text(strip.label) for strip in strips]}
     figure.update_yaxes(**ticks, range=[-0.4, len(strips) - 0.15], showgrid=False)
-    finding = "; ".join(f"{strip.label}: {strip.counted}" for strip in strips)
+    finding = "; ".join(f"{strip.label}: {strip.in_words}" for strip in strips)
     return finish(figure, finding=finding, source=source, height=190 + STRIP_PIXELS * len(strips), left=LEFT)
 
 
@@ -126,12 +127,12 @@ def redraw_stack(live: go.FigureWidget, made: StackCapture) -> None:
         for trace, bars in zip(live.data, _stack_bars(made), strict=True):
             trace.x, trace.base, trace.y = bars.x, bars.base, bars.y
             trace.customdata, trace.text = bars.customdata, bars.text
-        live.layout.title.text = titled(stack_finding(made))
+        live.layout.title.update(titled(stack_finding(made)))
 
 
 def stack_finding(made: StackCapture) -> str:
     """What the capture comes to, in a sentence."""
-    parts = f"{_number(made.num_segments, 'segment')} and {_number(made.num_breaks, 'break')}"
+    parts = f"{counted(made.num_segments, 'segment')} and {counted(made.num_breaks, 'break')}"
     launched = f"{made.launches} {'launch' if made.launches == 1 else 'launches'} a step"
-    right = "replay equals eager bit for bit" if not made.differing else "WRONG: replay differs from eager"
+    right = "replay equals eager" if not made.differing else "WRONG: replay differs from eager"
     return f"{parts}: {launched} instead of {made.eager_operations}; {right}"

@@ -120,7 +120,7 @@ def redraw(live: go.FigureWidget, kept: KeptRows) -> None:
             trace.x, trace.y, trace.base, trace.customdata = marks.x, marks.y, marks.base, marks.customdata
         ends = links(kept)
         thin.x, thin.y = ends["x"], ends["y"]
-        live.layout.title.text = titled(composed(kept))
+        live.layout.title.update(titled(composed(kept)))
         live.layout.yaxis2.ticktext = _levels(kept)
 
 

@@ -99,7 +99,7 @@ class PoolExplorer(Explorer):
                 if new.type == "bar":
                     trace.base = new.base
             layout = self.figure.layout
-            layout.title.text = drawn.layout.title.text
+            layout.title.update(drawn.layout.title)
             layout.shapes, layout.annotations = drawn.layout.shapes, drawn.layout.annotations
             layout.xaxis.update(drawn.layout.xaxis)
             layout.xaxis2.update(drawn.layout.xaxis2)

@@ -14,7 +14,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 INK, FAINT, RULE = "#1B1F24", "#57606A", "#D8DEE4"
 TITLE_CHARACTERS, CAPTION_CHARACTERS = 88, 135
 CAPTION_LINE_PIXELS = 16
-EDGE = 16
+EDGE, TITLE_PAD = 16, 14
 
 
 class Meaning(enum.Enum):
@@ -85,9 +85,9 @@ def finish(figure: go.Figure, *, finding: str, source: str, height: int, left: i
     bottom = below + 12 + CAPTION_LINE_PIXELS * (1 + caption.count("<br>"))
     figure.update_layout(
         template=TEMPLATE,
-        title_text=title,
+        title=title,
         height=height,
-        margin={"l": left, "r": 44, "t": 84 + 20 * title.count("<br>"), "b": bottom},
+        margin={"l": left, "r": 44, "t": 84 + 20 * title["text"].count("<br>"), "b": bottom},
     )
     figure.add_annotation(
         name="caption",
@@ -107,9 +107,10 @@ def finish(figure: go.Figure, *, finding: str, source: str, height: int, left: i
     return figure
 
 
-def titled(finding: str) -> str:
-    """The finding as a title that plotly shows, bold and broken into lines."""
-    return f"<b>{_wrapped(finding, TITLE_CHARACTERS)}</b>"
+def titled(finding: str) -> dict[str, Any]:
+    """The finding as a title for plotly, bold and broken into lines; several lines start higher than one would."""
+    words = _wrapped(finding, TITLE_CHARACTERS)
+    return {"text": f"<b>{words}</b>", "pad": {"t": TITLE_PAD + 12 * ("<br>" in words), "l": EDGE}}
 
 
 def _wrapped(words: str, width: int) -> str:
@@ -133,7 +134,7 @@ TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 13, "color": INK},
         "title": {"font": {"size": 17}, "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container"}
-        | {"yanchor": "top", "pad": {"t": 14, "l": EDGE}},
+        | {"yanchor": "top", "pad": {"t": TITLE_PAD, "l": EDGE}},
         "paper_bgcolor": "#FFFFFF",
         "plot_bgcolor": "#FFFFFF",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},

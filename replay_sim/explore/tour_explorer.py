@@ -137,7 +137,7 @@ class TourExplorer(Explorer):
         with self.figure.batch_update():
             for trace, new in zip(self.figure.data, drawn.data, strict=True):
                 trace.update(x=new.x, y=new.y, base=new.base)
-            self.figure.layout.title.text = drawn.layout.title.text
+            self.figure.layout.title.update(drawn.layout.title)
             self.figure.layout.height = drawn.layout.height
 
     def _assemble(self) -> widgets.VBox:

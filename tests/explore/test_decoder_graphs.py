@@ -47,7 +47,7 @@ def test_strips_name_their_breaks(tour) -> None:
         "KV write, layer 3",
         "replay layers",
     ]
-    assert replay.counted.endswith("3 breaks") and full.counted == "1 segment and no breaks"
+    assert replay.in_words.endswith("3 breaks") and full.in_words == "1 segment and no breaks"
 
 
 def test_measured_captures_are_those_of_the_records() -> None:

@@ -6,7 +6,7 @@ import math
 import plotly.graph_objects as go
 import pytest
 
-from replay_sim.explore.theme import LOOKS, Meaning, finish, line, marker, text
+from replay_sim.explore.theme import LOOKS, Meaning, finish, line, marker, text, titled
 
 JUST_APART = 8.0  # of lightness, 0 to 100
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -65,3 +65,10 @@ def test_a_finished_figure_states_its_finding_and_its_source() -> None:
 
 def test_text_from_files_is_shown_as_it_is() -> None:
     assert text("<a href='x'>&") == "&lt;a href='x'&gt;&amp;"
+
+
+def test_a_title_of_several_lines_starts_where_one_line_does() -> None:
+    """Plotly draws the first of several lines 12 pixels higher."""
+    one, several = titled("short"), titled("words of a finding " * 9)
+    assert "<br>" in several["text"] and "<br>" not in one["text"]
+    assert several["pad"]["t"] - one["pad"]["t"] == 12

@@ -9,7 +9,7 @@ from replay_sim.capture.host import HostBackend
 from replay_sim.commands.measure import SUITES as OFFERED
 from replay_sim.config import FLASH_RANK, TINY
 from replay_sim.measure import suites
-from replay_sim.measure.records import read_record
+from replay_sim.measure.records import REQUIRED_POINT_KEYS, read_record
 from replay_sim.measure.suites import STEPS, SUITES, make_request, run_suites
 from replay_sim.replay.sharing import PoolSharing
 
@@ -161,3 +161,13 @@ def test_a_suite_that_fails_leaves_the_records_before_it_whole_and_none_of_its_o
         list(run_suites(["pool", "run"], request_, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["pool-small-cpu.json"]
     assert read_record(tmp_path / "pool-small-cpu.json").points == []
+
+
+def test_the_region_suite_writes_the_regions_and_the_captures_of_the_forms(request_, tmp_path, monkeypatch) -> None:
+    region = dict.fromkeys(REQUIRED_POINT_KEYS["region"], 1)
+    capture = dict.fromkeys(REQUIRED_POINT_KEYS["capture"], 2)
+    monkeypatch.setattr("replay_sim.measure.suites.region_points", lambda *_: ([region], [capture], "a table"))
+    written = list(run_suites(["region"], request_, tmp_path))
+    assert [path.name for path, _ in written] == ["region-tiny-cpu.json", "capture-tiny-replay-forms-cpu.json"]
+    assert written[0][1] == "a table"
+    assert [read_record(path).points for path, _ in written] == [[region], [capture]]

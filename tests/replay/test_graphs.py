@@ -1,5 +1,7 @@
 """The replay graphs: captured as a step would set them up, dispatched to by padded size, reading static buffers."""
 
+import gc
+
 import pytest
 import torch
 from replay.fake_model import HIDDEN, REPLAY_ROWS, STREAMS, FakeModel, nothing_is_captured
@@ -67,6 +69,23 @@ def test_every_size_captured_in_any_order_is_dispatched_to(place, model, order: 
         rows = list(range(size))
         assert_formula(run(graphs, model, rows, size, inputs), model, rows, inputs)
         assert model.break_rows == [size]
+
+
+def test_garbage_is_collected_once_for_all_sizes_and_the_collector_is_off_between_them(
+    place, model, monkeypatch
+) -> None:
+    """C9: a collection walks all that the process made, so one a size would be most of a capture's time."""
+    collected, enabled, collect = [], [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *rest: (collected.append(rest), collect(*rest))[1])
+
+    def sizes():
+        for size in SIZES:
+            enabled.append(gc.isenabled())
+            yield size
+
+    assert gc.isenabled()
+    model.graphs(place, model.buffers()).capture(sizes())
+    assert len(collected) == 1 and enabled == [False] * len(SIZES) and gc.isenabled()
 
 
 def test_the_kept_rows_come_back_whatever_the_order_of_sizes(graphs, model, backend) -> None:

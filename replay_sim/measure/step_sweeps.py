@@ -204,10 +204,9 @@ def _requests(grid: StepGrid, shape: DecoderShape, seed: int) -> tuple[SweepPart
 
 
 def _prompt(grid: StepGrid, shape: DecoderShape, seed: int) -> tuple[SweepPart, ...]:
-    """Prompts of all lengths as a whole; as steps those of one chunk, and every chunk of the longest."""
+    """Prompts of all lengths as a whole; as steps those of one chunk, and the longer ones' last chunks."""
     spec, budget = rig_spec(grid, shape), grid.budget
-    batches = [prefill([tokens]) for tokens in grid.prompts if tokens < budget]
-    batches += prompt_chunks(grid.prompts[-1], budget)
+    batches = [prompt_chunks(tokens, budget)[-1] for tokens in grid.prompts]
     prompts = tuple(Prompt(prompt_tokens=tokens, max_num_batched_tokens=budget) for tokens in grid.prompts)
     return (_part(spec, batches, prompts),)
 

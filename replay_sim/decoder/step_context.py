@@ -41,7 +41,7 @@ class StepContextBuilder:
             device=device,
         )
         self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
-        self._replay_metadata: dict[int, dict[str, AttentionMetadata]] = {}
+        self._graph_metadata: dict[int, dict[str, AttentionMetadata]] = {}
 
     def build(
         self,
@@ -84,21 +84,25 @@ class StepContextBuilder:
             self.replay.check(rows, padded_rows)
         else:
             self.replay.write(batch, self.batch, padded_rows)
+        metadata = self._metadata_of_graph if mode is CudagraphMode.PIECEWISE else self._metadata
         context = ForwardContext(
             mode=mode,
             num_tokens=rows,
             padded_tokens=padded_rows,
-            metadata=self._metadata_of(padded_rows),
+            metadata=metadata(padded_rows),
             num_rows=self.replay.num_rows,
             first_layer_kv_written=True,
         )
         return ReplayBatch(self.replay.rows[:rows], context, self.replay.output_row_of)
 
-    def _metadata_of(self, padded_rows: int) -> dict[str, AttentionMetadata]:
-        """Views of the replay buffers by key, made once for each size, as the buffers never move."""
-        if padded_rows not in self._replay_metadata:
-            first = self.replay.metadata(padded_rows, self.batch, first_layer=True)
-            rest = self.replay.metadata(padded_rows, self.batch, first_layer=False)
-            keys = self.spec.metadata_keys
-            self._replay_metadata[padded_rows] = {k: first if k == self.spec.first_window_key else rest for k in keys}
-        return self._replay_metadata[padded_rows]
+    def _metadata(self, padded_rows: int) -> dict[str, AttentionMetadata]:
+        """Views of the replay buffers by key."""
+        first = self.replay.metadata(padded_rows, self.batch, first_layer=True)
+        rest = self.replay.metadata(padded_rows, self.batch, first_layer=False)
+        return {key: first if key == self.spec.first_window_key else rest for key in self.spec.metadata_keys}
+
+    def _metadata_of_graph(self, padded_rows: int) -> dict[str, AttentionMetadata]:
+        """The same, made once for each size of a graph, as the buffers never move."""
+        if padded_rows not in self._graph_metadata:
+            self._graph_metadata[padded_rows] = self._metadata(padded_rows)
+        return self._graph_metadata[padded_rows]

@@ -31,19 +31,19 @@ def rate_settings(rates: Rates) -> dict[str, object]:
     }
 
 
-def launch_us(device: torch.device) -> float:
+def launch_us(device: torch.device, samples: int = LAUNCH_SAMPLES) -> float:
     """The median host microseconds of one small eager operation: how fast the host is just then."""
     left, right = (torch.ones(64, device=device) for _ in range(2))
     out = torch.empty_like(left)
-    samples = []
-    for _ in range(LAUNCH_SAMPLES):
+    found = []
+    for _ in range(samples):
         began = time.perf_counter()
         for _ in range(LAUNCHES_A_SAMPLE):
             torch.add(left, right, out=out)
-        samples.append((time.perf_counter() - began) * 1e6 / LAUNCHES_A_SAMPLE)
+        found.append((time.perf_counter() - began) * 1e6 / LAUNCHES_A_SAMPLE)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return round(float(np.median(samples)), 3)
+    return round(float(np.median(found)), 3)
 
 
 def _copy_bandwidth(device: torch.device) -> float:

@@ -23,9 +23,10 @@ def step_point(
 ) -> Point:
     """One batch as one arm; microseconds to a tenth.
 
-    `step_us` with p10 and p90 is what a user waits, from an idle device until the step has finished; `host_us` until
-    the call returned; `device_us` the sum of its kernels and copies in one profiled run, which the profiler may
-    stretch: `device_exceeds_step` says that it came out longer than the step. `computed` is the first request's.
+    `step_us` with p10 and p90 is what a user waits, from an idle device until the step has finished; of the median run
+    `host_us` is until the call returned and `launch_us` what one small launch cost the host just before; `device_us` is
+    the sum of its kernels and copies in one profiled run, which the profiler may stretch: `device_exceeds_step` says
+    that it came out longer than the step. `computed` is the first request's.
     """
     batch, record = timed.batch, measured.record
     case = case_of_record(record, int(batch.computed[0]), one_launch=measured.arm == ONE_LAUNCH_ARM)
@@ -70,10 +71,18 @@ def flat_record(record: StepRecord) -> Point:
     return attrs.asdict(record, value_serializer=flat)
 
 
+def median_sample(samples: Sequence[Sample]) -> Sample:
+    """The run whose time is the median, the lower of the two in the middle: its times belong together."""
+    return sorted(samples, key=lambda sample: sample.done_us)[(len(samples) - 1) // 2]
+
+
 def _times(name: str, samples: Sequence[Sample]) -> Point:
-    done, returned = np.array(samples).T
-    p10, median, p90 = (round(float(value), 1) for value in np.percentile(done, (10, 50, 90)))
-    return {name: median, "p10": p10, "p90": p90, "host_us": round(float(np.median(returned)), 1), "n": len(samples)}
+    done = [one.done_us for one in samples]
+    p10 = round(float(np.percentile(done, 10, method="lower")), 1)
+    p90 = round(float(np.percentile(done, 90, method="higher")), 1)
+    median = median_sample(samples)
+    times: Point = {name: round(median.done_us, 1), "p10": p10, "p90": p90, "host_us": round(median.returned_us, 1)}
+    return times | {"launch_us": median.launch_us, "n": len(samples)}
 
 
 def _launch_keys(measured: MeasuredStep) -> Point:
@@ -81,7 +90,7 @@ def _launch_keys(measured: MeasuredStep) -> Point:
     if launches is None:
         keys = ("device_us", "idle_share", "device_operations", "graph_launches", "kernel_launches")
         return dict.fromkeys(keys)
-    step_us = float(np.median([done for done, _ in measured.samples]))
+    step_us = median_sample(measured.samples).done_us
     point: Point = {
         "device_us": launches.device_us,
         "idle_share": round(max(0.0, 1 - launches.device_us / step_us), 4),

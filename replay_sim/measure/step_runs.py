@@ -16,6 +16,7 @@ from replay_sim.batch.dispatch import StepRecord
 from replay_sim.batch.request import Batch
 from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.launches import Launches, check_launches, profile_calls
+from replay_sim.measure.rates import launch_us
 from replay_sim.measure.step_arms import Arm, Rig
 from replay_sim.measure.step_sweeps import TimedBatch
 from replay_sim.progress import Progress, no_progress
@@ -26,8 +27,17 @@ BATCH_SECONDS = 0.4
 MOST_ROUNDS, LEAST_ROUNDS, LEAST_LONG_ROUNDS = 15, 5, 3
 LONG_US = 100_000
 
-Sample = tuple[float, float]
-"""Microseconds of one run: until the device had finished, and until the call returned."""
+SPEED_SAMPLES = 3
+"""Of small launches before each run: the host's speed changes within seconds, by half and more."""
+
+
+@attrs.frozen
+class Sample:
+    """Microseconds of one run: until the device had finished, until the call returned, of one small launch before."""
+
+    done_us: float
+    returned_us: float
+    launch_us: float
 
 
 @attrs.frozen
@@ -124,7 +134,7 @@ class Runs:
                 runner = one.arm.runner(self.rig)
                 one.samples.append(time_call(runner, self.work(one.arm, batches, one.records)))
             done += 1
-            rounds = num_rounds([one.samples[0][0] for one in runs])
+            rounds = num_rounds([one.samples[0].done_us for one in runs])
         return runs
 
     def measure(self, batches: Sequence[TimedBatch], progress: Progress = no_progress) -> list[list[MeasuredStep]]:
@@ -158,11 +168,12 @@ def num_rounds(round_us: Sequence[float]) -> int:
 def time_call(runner: StepRunner, call: Callable[[], None]) -> Sample:
     """One run from an idle device: until it has finished, by events on the runner's stream, and until it returned."""
     backend = runner.backend
+    speed = launch_us(backend.device, SPEED_SAMPLES)
     if backend.name != "cuda":
         began = time.perf_counter()
         call()
         spent = (time.perf_counter() - began) * 1e6
-        return spent, spent
+        return Sample(spent, spent, speed)
     with backend.on_stream(runner.stream):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         backend.synchronize()
@@ -172,4 +183,4 @@ def time_call(runner: StepRunner, call: Callable[[], None]) -> Sample:
         host_us = (time.perf_counter() - began) * 1e6
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) * 1e3, host_us
+    return Sample(start.elapsed_time(end) * 1e3, host_us, speed)

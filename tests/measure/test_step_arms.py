@@ -117,7 +117,7 @@ def test_a_batch_is_run_as_all_its_arms_with_other_ids_each_time(rig: Rig, monke
     (steps,) = runs.measure([TimedBatch(batch=PREFILL, max_num_batched_tokens=40)])
     assert [step.arm for step in steps] == [arm.name for arm in ARMS[:-1]]
     assert all(len(step.samples) == 2 and step.launches is None for step in steps)
-    assert all(0 < returned <= done for step in steps for done, returned in step.samples)
+    assert all(0 < one.returned_us <= one.done_us and one.launch_us > 0 for step in steps for one in step.samples)
     assert len(set(drawn)) == len(drawn) == len(steps) * (1 + 2 + 1)
 
 

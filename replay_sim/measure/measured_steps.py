@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -12,6 +12,9 @@ from replay_sim.measure.records import Point, Record
 from replay_sim.measure.roofline import rates_of
 from replay_sim.measure.step_case import case_of_point
 from replay_sim.measure.step_features import Floats, ModelStep
+
+GRAIN = 32_768
+"""Elements from which on torch copies in several threads: block tables of more wake them, for milliseconds."""
 
 ARM_NAMES = (
     "eager_off",
@@ -55,17 +58,30 @@ def measured_steps(records: Iterable[Record]) -> list[StepPoint]:
 
 def _of_record(record: Record) -> Iterator[StepPoint]:
     shape, rates = SHAPES[str(record.settings["model"])], rates_of(record.settings)
+    most_reqs = GRAIN // _count(record.settings, "max_blocks")
     for point in record.points:
         device_us = point["device_us"]
         yield StepPoint(
             arm=str(point["arm"]),
             sweep=str(point["sweep"]),
-            step=ModelStep(shape_of_point(shape, point), case_of_point(point), rates),
+            step=ModelStep(
+                shape_of_point(shape, point),
+                case_of_point(point),
+                rates,
+                launch_us=_number(point, "launch_us"),
+                wakes_threads=_count(point, "num_reqs") > most_reqs,
+            ),
             held_out=bool(point["held_out"]),
             step_us=_number(point, "step_us"),
             host_us=_number(point, "host_us"),
             device_us=None if device_us is None else _number(point, "device_us"),
         )
+
+
+def _count(values: Mapping[str, object], key: str) -> int:
+    value = values[key]
+    assert isinstance(value, int), f"{key} is {value!r}"
+    return value
 
 
 def _number(point: Point, key: str) -> float:

@@ -89,7 +89,7 @@ class StepCosts:
     def _times(self, case: StepCase) -> tuple[float, float]:
         """Microseconds of a step, and of the kernels of its replay region."""
         if case not in self._steps:
-            arrays = step_arrays([ModelStep(self.shape, case, self.model.rates)])
+            arrays = step_arrays([ModelStep(self.shape, case, self.model.rates, self.model.launch_us)])
             times = step_times(arrays, self.model.coefficients)
             region = times.busy[0, PARTS.index("movement") :].sum()
             self._steps[case] = float(times.step[0]), float(region)

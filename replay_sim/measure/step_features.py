@@ -26,6 +26,8 @@ TILE = 128
 """Rows and columns of a product's tile, and rows of an expert's."""
 PAIRS_PER_US = 1000.0
 """Routing's nominal pace: each expert's program walks over all pairs."""
+HOST_LAUNCH_US = 6.0
+"""What a small launch costs the host whose microseconds the host's coefficients are; others are taken in proportion."""
 
 
 @attrs.frozen(eq=False)
@@ -54,8 +56,8 @@ class OpArrays:
 class StepArrays:
     """P steps: their operations, their launches (P, parts) and what the host stages.
 
-    `graphs`, `breaks`, `eager_kernels`, `graph_kernels`, `runs` float64 (P, parts); `tokens`, `reqs`, `has_replay`,
-    `region_eager` float64 (P).
+    `graphs`, `breaks`, `eager_kernels`, `graph_kernels` float64 (P, parts); `tokens`, `reqs`, `has_replay`,
+    `region_eager`, `wakes_threads` float64 (P), and `host_pace`, how many times longer than the nominal host's.
     """
 
     ops: OpArrays
@@ -67,6 +69,8 @@ class StepArrays:
     reqs: Floats
     has_replay: Floats
     region_eager: Floats
+    wakes_threads: Floats
+    host_pace: Floats
 
     @property
     def num_steps(self) -> int:
@@ -76,11 +80,16 @@ class StepArrays:
 
 @attrs.frozen
 class ModelStep:
-    """A step to be modelled: on which decoder shape, how dispatched, at which rates of its run."""
+    """A step to be modelled: on which decoder shape, how dispatched, at which rates of its run, on which host.
+
+    `launch_us` is what one small launch costs the host; `wakes_threads`: staging woke a pool of threads.
+    """
 
     shape: DecoderShape
     case: StepCase
     rates: Rates
+    launch_us: float = HOST_LAUNCH_US
+    wakes_threads: bool = False
 
 
 def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
@@ -106,6 +115,8 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
         reqs=np.array([case.num_reqs for case in cases], np.float64),
         has_replay=np.array([case.has_replay_batch for case in cases], np.float64),
         region_eager=np.array([case.replay_mode is CudagraphMode.NONE for case in cases], np.float64),
+        wakes_threads=np.array([step.wakes_threads for step in steps], np.float64),
+        host_pace=np.array([step.launch_us / HOST_LAUNCH_US for step in steps]),
     )
 
 

@@ -115,6 +115,7 @@ def fit_model(records: Mapping[str, Record]) -> StepModel:
     return StepModel(
         shape=shapes.pop(),
         rates=Rates(float(np.median([of.bandwidth for of in rates])), float(np.median([of.matmul for of in rates]))),
+        launch_us=round(float(np.median([point.step.launch_us for point in points])), 3),
         provenance=f"{len(points)} points of {', '.join(sorted(records))}, {'; '.join(provenance)}",
         seed=min(record.seed for record in records.values()),
         coefficients=coefficients,

@@ -11,9 +11,6 @@ from replay_sim.measure.roofline import PARTS
 from replay_sim.measure.step_features import Floats, StepArrays
 from replay_sim.measure.step_ops import KINDS
 
-SHARPNESS = 3.0
-"""An operation takes the power mean of this order of its bounds: near the largest, above it where two are close."""
-
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 """The quadrature over how popular experts are, a normal distribution of the logarithm."""
 
@@ -32,6 +29,7 @@ PRIORS: dict[str, float] = {
     "host.step": 200.0,
     "host.token": 0.02,
     "host.req": 3.0,
+    "host.wake": 10_000.0,
     "host.kernel": 8.0,
     "host.graph": 10.0,
     "host.break": 20.0,
@@ -46,8 +44,9 @@ PRIORS: dict[str, float] = {
 KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel.
 experts.spread: how unevenly rows pick experts, before and after the cut, as the logarithm's deviation. gap: idle
 microseconds on the device a kernel launched eagerly, a kernel in a graph, a graph launch. device.step, .token:
-staging on the device. host: microseconds a step, padded token, request, eager kernel, graph launch, eager break, replay
-batch, replay region, eager replay region, and after the last part. latency: from a launch until the device has it.
+staging on the device. host: microseconds, on a host whose small launch costs HOST_LAUNCH_US, a step, padded token,
+request, waking of staging's threads, eager kernel, graph launch, eager break, replay batch, replay region, eager replay
+region, and after the last part. latency: from a launch until the device has it.
 """
 
 Coefficients = Mapping[str, float]
@@ -76,7 +75,7 @@ def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
         + coefficients["host.token"] * arrays.tokens
         + coefficients["host.req"] * arrays.reqs
         + coefficients["host.replay"] * arrays.has_replay
-    )
+    ) * arrays.host_pace + coefficients["host.wake"] * arrays.wakes_threads
     staged_device = coefficients["device.step"] + coefficients["device.token"] * arrays.tokens
     spans = (
         busy
@@ -89,7 +88,7 @@ def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
         began = np.maximum(done, host + coefficients["latency"])
         host = host + host_parts[:, part]
         done = np.maximum(began + spans[:, part], host + coefficients["latency"])
-    host = host + coefficients["host.end"]
+    host = host + coefficients["host.end"] * arrays.host_pace
     return StepTimes(
         step=np.maximum(done, host),
         host=host,
@@ -100,25 +99,30 @@ def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
 
 
 def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
-    """Kernel time by step and part: each operation's bounds together, and a floor for each kernel."""
+    """Kernel time by step and part: each operation's bounds together, and a floor for each kernel.
+
+    An operation takes the cubic mean of its bounds: near the largest, above it where two are close.
+    """
 
     def by_kind(bound: str) -> Floats:
         return np.array([coefficients.get(f"{kind}.{bound}", 0.0) for kind in KINDS])
 
     ops = arrays.ops
-    late = ops.part == PARTS.index("replay_layers")
+    of_experts = np.flatnonzero(ops.load)
+    late = ops.part[of_experts] == PARTS.index("replay_layers")
     spread = np.where(late, coefficients["experts.spread_late"], coefficients["experts.spread_first"])
-    bytes_us = ops.bytes_us + ops.weights_us * experts_in_use(ops.load, spread)
+    bytes_us = ops.bytes_us.copy()
+    bytes_us[of_experts] += ops.weights_us[of_experts] * experts_in_use(ops.load[of_experts], spread)
     bounds = (
         by_kind("bytes")[ops.kind] * bytes_us,
         by_kind("flops")[ops.kind] * ops.flops_us,
         by_kind("serial")[ops.kind] * ops.serial_us,
     )
-    bound = sum(value**SHARPNESS for value in bounds) ** (1 / SHARPNESS)
+    bound = np.cbrt(sum(value * value * value for value in bounds))
     each = ops.count * (bound + by_kind("floor")[ops.kind] * ops.kernels)
-    busy = np.zeros((arrays.num_steps, len(PARTS)))
-    np.add.at(busy, (ops.step, ops.part), each)
-    return busy
+    cells = arrays.num_steps * len(PARTS)
+    summed = np.bincount(ops.step * len(PARTS) + ops.part, each, cells).astype(np.float64)
+    return summed.reshape(arrays.num_steps, len(PARTS))
 
 
 def experts_in_use(load: Floats, spread: Floats) -> Floats:
@@ -140,4 +144,4 @@ def _host_parts(arrays: StepArrays, coefficients: Coefficients) -> Floats:
     )
     region = coefficients["host.region"] * arrays.has_replay + coefficients["host.region_eager"] * arrays.region_eager
     parts[:, PARTS.index("movement")] += region
-    return parts
+    return parts * arrays.host_pace[:, None]

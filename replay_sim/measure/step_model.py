@@ -84,7 +84,7 @@ class Prediction:
 
 @attrs.frozen(kw_only=True)
 class StepModel:
-    """Coefficients of the form, at the `rates` of the runs that they were fitted to.
+    """Coefficients of the form, at the `rates` and the host's speed, `launch_us`, of the runs that they were fitted to.
 
     `shape` is what was measured, at any of the windows and local experts of `domain`, which holds per arm the least and
     the most of what steps are compared by. `errors` are those on held-out points by arm, and of `all` together.
@@ -92,6 +92,7 @@ class StepModel:
 
     shape: str
     rates: Rates
+    launch_us: float
     provenance: str
     seed: int
     coefficients: Mapping[str, float]
@@ -103,9 +104,13 @@ class StepModel:
         """The caption of every prediction."""
         return f"modelled, fitted to {self.provenance}"
 
-    def predict(self, shape: DecoderShape, case: StepCase) -> Prediction:
-        """The times of one step on `shape`."""
-        times = step_times(step_arrays([ModelStep(shape, case, self.rates)]), self.coefficients)
+    def predict(self, shape: DecoderShape, case: StepCase, launch_us: float | None = None) -> Prediction:
+        """The times of one step on `shape`, on a host whose small launch costs `launch_us`; None: the records' median.
+
+        `replay_sim.measure.rates.launch_us` measures a host's.
+        """
+        step = ModelStep(shape, case, self.rates, launch_us or self.launch_us)
+        times = step_times(step_arrays([step]), self.coefficients)
         arm = arm_of(case)
         return Prediction(
             arm=arm,

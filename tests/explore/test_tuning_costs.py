@@ -12,6 +12,7 @@ from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
 from replay_sim.explore.tuning_limits import Limits
 from replay_sim.measure.roofline import Rates
 from replay_sim.measure.step_costs import StepCosts
+from replay_sim.measure.step_features import HOST_LAUNCH_US
 from replay_sim.measure.step_form import PRIORS
 from replay_sim.measure.step_model import ArmError, StepModel
 from replay_sim.plan import make_plan
@@ -21,6 +22,7 @@ BOUNDS = {"num_tokens": (1, 4096), "window": (128, 128)}
 MODEL = StepModel(
     shape="flash-rank",
     rates=Rates(4.2e12, 7.5e14),
+    launch_us=HOST_LAUNCH_US,
     provenance="no points at all",
     seed=0,
     coefficients=PRIORS,

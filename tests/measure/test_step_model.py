@@ -9,7 +9,7 @@ from replay_sim.batch.dispatch import CudagraphMode, ModelReason, ReplayReason, 
 from replay_sim.config.shapes import FLASH_RANK, TINY
 from replay_sim.measure.roofline import PARTS, step_limit_us
 from replay_sim.measure.step_costs import REGION_TOKENS, StepCosts
-from replay_sim.measure.step_features import expected_tiles, step_arrays
+from replay_sim.measure.step_features import HOST_LAUNCH_US, expected_tiles, step_arrays
 from replay_sim.measure.step_fit import domain_of, error_table, fit_coefficients, held_out_errors
 from replay_sim.measure.step_form import PRIORS, experts_in_use, step_times
 from replay_sim.measure.step_model import ArmError, StepModel, arm_of, model_text, read_model
@@ -34,6 +34,7 @@ def model(points) -> StepModel:
     return StepModel(
         shape="flash-rank",
         rates=RATES,
+        launch_us=HOST_LAUNCH_US,
         provenance="synthetic points",
         seed=2,
         coefficients=coefficients,

@@ -119,8 +119,7 @@ def _from_requests(
     workload, source = open_workload(trace, profile=profile, num_requests=requests, seed=seed)
     settings = SchedulerSettings.from_config(serving, seed=seed)
     scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan), step_time=costs.seconds)
-    batches = (step.batch for step in progress_bar(scheduler.steps(), "steps"))
-    seen, unseen = in_halves(step_keys(batches, plan))
+    seen, unseen = in_halves(step_keys(progress_bar(scheduler.steps(), "steps"), plan))
     return seen, unseen, source
 
 

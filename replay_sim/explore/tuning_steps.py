@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 import attrs
 import numpy as np
 
-from replay_sim.batch.dispatch import smallest_size
+from replay_sim.batch.dispatch import smallest_size, step_needs
 from replay_sim.batch.request import Batch
-from replay_sim.batch.rows import kept_lengths
 from replay_sim.plan.capture_plan import CapturePlan
 from replay_sim.plan.joint import MixedSteps
+from replay_sim.workload.scheduled_step import ScheduledStep
 from replay_sim.workload.statistics_table import REPLAY_GRAPHS, StatisticsTable
 
 StepKey = tuple[int, int, bool]
@@ -20,12 +20,20 @@ StepKey = tuple[int, int, bool]
 StepCounts = Counter[StepKey]
 
 
-def step_keys(batches: Iterable[Batch], plan: CapturePlan) -> Iterator[StepKey]:
-    """The key of every batch with tokens; the window and the decode length are the plan's."""
-    for batch in batches:
-        if batch.num_tokens:
-            uniform = batch.uniform_decode_len == plan.query_len_decode
-            yield batch.num_tokens, int(kept_lengths(batch, plan.window).sum()), uniform
+def step_key(batch: Batch, plan: CapturePlan) -> StepKey:
+    """The key of a batch; the window and the decode length are the plan's."""
+    needs = step_needs(batch, plan)
+    return needs.num_tokens, needs.kept_rows, needs.is_uniform_decode
+
+
+def step_keys(steps: Iterable[ScheduledStep], plan: CapturePlan) -> Iterator[StepKey]:
+    """The key of every step with tokens; that of steps alike, which share their columns, is made once."""
+    columns, key = None, (0, 0, False)
+    for step in steps:
+        if step.columns is not columns:
+            columns, key = step.columns, step_key(step.batch, plan)
+        if key[0]:
+            yield key
 
 
 def in_halves(keys: Iterable[StepKey]) -> tuple[StepCounts, StepCounts]:

@@ -16,7 +16,7 @@ from replay_sim.explore.tuning import tune
 from replay_sim.explore.tuning_limits import Limits, measured_capture_seconds
 from replay_sim.explore.tuning_plans import choice_of, config_with, default_config, kept_for_full
 from replay_sim.explore.tuning_score import dispatched, score
-from replay_sim.explore.tuning_steps import from_statistics, in_halves, mixed_steps, step_keys
+from replay_sim.explore.tuning_steps import from_statistics, in_halves, mixed_steps, step_key, step_keys
 from replay_sim.plan import full_capture_sizes, make_plan
 from replay_sim.plan.joint import JointSizes
 from replay_sim.workload.scheduler import Scheduler
@@ -59,8 +59,7 @@ def test_a_counted_step_is_dispatched_as_the_batch_that_it_came_from(replay_size
         lengths = np.where(decode, 3, rng.integers(1, 60, count))
         batch = Batch.from_columns(lengths, np.where(decode, 50, 0), decode)
         record = planned_dispatch(plan)(batch)
-        (key,) = step_keys([batch], plan)
-        ran = dispatched(key, plan)
+        ran = dispatched(step_key(batch, plan), plan)
         assert (ran.mode, ran.padded_tokens, ran.padded_rows) == (
             record.mode.value,
             record.padded_tokens,
@@ -69,6 +68,13 @@ def test_a_counted_step_is_dispatched_as_the_batch_that_it_came_from(replay_size
         assert ran.in_graph == (record.replay_mode is CudagraphMode.PIECEWISE)
         seen.add((record.mode, record.replay_mode))
     assert len(seen) == (4 if replay_sizes is None else 5)
+
+
+def test_steps_alike_have_the_key_of_each_ones_batch() -> None:
+    """Decodes that follow one another share columns, and each is counted."""
+    plan, steps = make_plan(SMALL), scheduled(SMALL)
+    assert len({id(step.columns) for step in steps}) < len(steps)
+    assert list(step_keys(steps, plan)) == [step_key(step.batch, plan) for step in steps]
 
 
 def test_a_score_is_the_sum_over_the_steps_of_a_schedule() -> None:
@@ -82,7 +88,7 @@ def test_a_score_is_the_sum_over_the_steps_of_a_schedule() -> None:
         if record.has_replay_batch:
             us += COSTS.replay_us(record.padded_rows, record.replay_mode is CudagraphMode.PIECEWISE)
             padded += record.padded_rows
-    first, second = in_halves(step_keys((step.batch for step in steps), plan))
+    first, second = in_halves(step_keys(steps, plan))
     assert (first.total(), second.total()) == ((len(steps) + 1) // 2, len(steps) // 2)
     scored = score(plan, first + second, COSTS)
     assert scored.expected_step_ms == pytest.approx(us / len(steps) / 1000)
@@ -224,7 +230,7 @@ def test_a_logged_table_gives_the_steps_that_it_counts(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(table.markdown())
     counted = from_statistics(read_statistics(path), plan)
-    truth = Counter(step_keys((step.batch for step in scheduled(SMALL)), plan))
+    truth = Counter(step_keys(scheduled(SMALL), plan))
     assert counted.counts.total() == truth.total()
     by_tokens = [Counter({key[0]: 0 for key in counts}) for counts in (counted.counts, truth)]
     for tokens, counts in zip(by_tokens, (counted.counts, truth), strict=True):

@@ -30,6 +30,13 @@ class Meaning(enum.Enum):
     DEFAULT_PLAN = "default"
     EXPLICIT_PLAN = "explicit"
     OPTIMAL_PLAN = "optimal"
+    EAGER_OFF = "eager, replay off"
+    EAGER_REPLAY = "eager, replay"
+    PIECEWISE_OFF = "graphs, replay off"
+    PIECEWISE_REPLAY_EAGER = "graphs, replay eager"
+    PIECEWISE_REPLAY_GRAPHS = "graphs, replay graphs"
+    PIECEWISE_REPLAY_ONE_LAUNCH = "graphs, replay in one launch"
+    FULL = "FULL graph"
 
 
 @attrs.frozen
@@ -51,6 +58,13 @@ LOOKS = {
     Meaning.DEFAULT_PLAN: Look(INK),
     Meaning.EXPLICIT_PLAN: Look("#5AA9C9", "-"),
     Meaning.OPTIMAL_PLAN: Look("#C2185B", "|"),
+    Meaning.EAGER_OFF: Look("#C9A9D1", "\\"),
+    Meaning.EAGER_REPLAY: Look("#5B2A63", "\\"),
+    Meaning.PIECEWISE_OFF: Look("#4C83C3", "."),
+    Meaning.PIECEWISE_REPLAY_EAGER: Look("#F2BC6B", "+"),
+    Meaning.PIECEWISE_REPLAY_GRAPHS: Look("#C75B12", "+"),
+    Meaning.PIECEWISE_REPLAY_ONE_LAUNCH: Look("#8A3A0B", "/"),
+    Meaning.FULL: Look("#0B6E75", "x"),
 }
 """Lightness differs wherever the pattern does not, so that the looks stay apart in grey."""
 

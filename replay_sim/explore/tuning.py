@@ -55,8 +55,9 @@ class Tuning:
     """The outcome: three plans, the trade-off curves, and what was allowed.
 
     replay_curve: 0, 1, .. replay graphs, the rest as in `tuned`. model_curve: ever more PIECEWISE graphs, with as many
-    replay graphs as the limit allows. kept_sizes: model sizes that no choice could leave out, as FULL graphs need
-    them. limits: with numbers for what was left open.
+    replay graphs as the limit allows. grid: the choices that both are of, by model graphs and in each by replay graphs;
+    empty where no step runs outside of FULL graphs. kept_sizes: model sizes that no choice could leave out, as FULL
+    graphs need them. limits: with numbers for what was left open.
     """
 
     default: TunedPlan
@@ -64,6 +65,7 @@ class Tuning:
     tuned: TunedPlan
     replay_curve: tuple[CurvePoint, ...]
     model_curve: tuple[CurvePoint, ...]
+    grid: tuple[tuple[JointSizes, ...], ...]
     kept_sizes: tuple[int, ...]
     limits: Limits
     steps: int
@@ -103,6 +105,7 @@ def tune(
         tuned=_judged("tuned", found.config, seen, unseen, costs),
         replay_curve=_scored(config, found.replay_curve, seen, costs),
         model_curve=_scored(config, found.model_curve, seen, costs),
+        grid=tuple(map(tuple, found.grid)),
         kept_sizes=kept_for_full(own),
         limits=limits,
         steps=seen.total(),
@@ -112,9 +115,10 @@ def tune(
 
 @attrs.frozen
 class _Found:
-    """The config chosen, and the curves around it."""
+    """The config chosen, the grid of choices, and the curves through it."""
 
     config: ServingConfig
+    grid: list[list[JointSizes]]
     replay_curve: list[JointSizes]
     model_curve: list[JointSizes]
 
@@ -156,7 +160,7 @@ def _choose(
         raise ValueError(f"limits: no plan keeps {_words(limits)}; raise one of them")
     chosen = min(choices, key=lambda choice: score(make_plan(choice), seen, costs).expected_step_ms)
     replay_curve, model_curve = _curves(grid, make_plan(chosen), limits)
-    return _Found(chosen, replay_curve, model_curve)
+    return _Found(chosen, grid, replay_curve, model_curve)
 
 
 def _grid(

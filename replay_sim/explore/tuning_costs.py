@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
+
 import attrs
 
-from replay_sim.batch.dispatch import CudagraphMode, ModelReason, ReplayReason, StepRecord
-from replay_sim.config import FLASH_RANK, ServingConfig
-from replay_sim.explore.tuning_score import dispatched
-from replay_sim.explore.tuning_steps import StepCounts
+from replay_sim.batch.dispatch import CudagraphMode, StepRecord
+from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig
+from replay_sim.explore.tuning_score import Dispatched, dispatched, step_us
+from replay_sim.explore.tuning_steps import StepCounts, StepKey
 from replay_sim.measure import step_costs, step_model
+from replay_sim.measure.step_case import StepCase, long_context
+from replay_sim.measure.step_model import arm_of, compared
 from replay_sim.plan.capture_plan import CapturePlan
+
+TILE = 64
+"""Rows of the smallest tiles: eager costs are worked out at the first and the last of as many, straight between."""
 
 
 class FittedCosts:
-    """The fitted model's costs on the measured decoder with the window of a config, by mode's name (StepCosts)."""
+    """The fitted model's costs on the measured decoder with the window of a config, by mode's name (StepCosts).
+
+    Graphs are costed at their sizes. Eager runs are asked for at every count of a workload, so that between the ends
+    of a tile their costs are taken from the straight line.
+    """
 
     def __init__(self, model: step_model.StepModel, config: ServingConfig) -> None:
         self._costs = step_costs.StepCosts(model, attrs.evolve(FLASH_RANK, window=config.window))
@@ -32,14 +44,22 @@ class FittedCosts:
         """As the protocol says; at least 0."""
         key = padded_tokens, mode, breaks
         if key not in self._model_us:
-            self._model_us[key] = max(0.0, self._costs.model_us(padded_tokens, CudagraphMode(mode), breaks))
+            if mode == "NONE":
+                us = _on_line(padded_tokens, lambda at: self._costs.model_us(at, CudagraphMode.NONE, breaks))
+            else:
+                us = self._costs.model_us(padded_tokens, CudagraphMode(mode), breaks)
+            self._model_us[key] = max(0.0, us)
         return self._model_us[key]
 
     def replay_us(self, padded_rows: int, graph: bool) -> float:
         """As the protocol says; at least 0."""
         key = padded_rows, graph
         if key not in self._replay_us:
-            self._replay_us[key] = max(0.0, self._costs.replay_us(padded_rows, graph))
+            if graph:
+                us = self._costs.replay_us(padded_rows, True)
+            else:
+                us = _on_line(padded_rows, lambda at: self._costs.replay_us(at, False))
+            self._replay_us[key] = max(0.0, us)
         return self._replay_us[key]
 
     def seconds(self, record: StepRecord) -> float:
@@ -52,22 +72,66 @@ class FittedCosts:
         return us / 1e6
 
     def guesses(self, plan: CapturePlan, counts: StepCounts) -> tuple[str, ...]:
-        """Why some steps of the plan are outside of what the model saw: a reason for each kind of step.
+        """Which of the counted steps the model is extrapolated to, a sentence a reason, the most steps first.
 
-        Of each kind the steps of most and of fewest tokens are asked for.
+        Of a step that is outside in several ways the first is said.
         """
-        reasons: dict[str, None] = {}
-        kinds: dict[tuple[str, bool, bool], list[StepRecord]] = {}
-        for key in sorted(counts):
-            record = _record(key[0], key[1], plan, key[2])
-            kind = record.mode.value, record.has_replay_batch, record.replay_mode is CudagraphMode.PIECEWISE
-            kinds.setdefault(kind, []).append(record)
-        for records in kinds.values():
-            for record in (records[0], records[-1]):
-                outside = self._costs.prediction(record).outside
-                if outside is not None:
-                    reasons[outside] = None
-        return tuple(reasons)
+        shape, domain = self._costs.shape, self._costs.model.domain
+        steps: Counter[str] = Counter()
+        us: dict[str, float] = {}
+        total_us = 0.0
+        for key, count in counts.items():
+            ran = dispatched(key, plan)
+            step = count * step_us(ran, self)
+            total_us += step
+            reason = _outside(shape, _case(key, ran, plan, long_context(shape)), domain)
+            if reason is not None:
+                steps[reason] += count
+                us[reason] = us.get(reason, 0.0) + step
+        shares = {reason: (count / counts.total(), us[reason] / total_us) for reason, count in steps.most_common()}
+        return tuple(
+            f"extrapolated, {of_steps:.1%} of the steps and {of_time:.1%} of the time: {reason}"
+            for reason, (of_steps, of_time) in shares.items()
+        )
+
+
+def _outside(shape: DecoderShape, case: StepCase, domain: Mapping[str, Mapping[str, tuple[int, int]]]) -> str | None:
+    """Why the model never saw such a step; None if it did."""
+    arm = arm_of(case)
+    if arm not in domain:
+        fixed = ", and every plan runs them alike" if case.mode is CudagraphMode.FULL else ""
+        return f"arm {arm} was not measured{fixed}"
+    asked = compared(shape, case)
+    for name, (least, most) in domain[arm].items():
+        if not least <= asked[name] <= most:
+            side = f"fewer than {least}" if asked[name] < least else f"more than {most}"
+            return f"{name} {side}, to which arm {arm} was measured"
+    return None
+
+
+def _case(key: StepKey, ran: Dispatched, plan: CapturePlan, computed: int) -> StepCase:
+    """A counted step as the model sees it; as many requests as its rows need."""
+    tokens, rows, uniform = key
+    replay_mode = None
+    if ran.padded_rows:
+        replay_mode = CudagraphMode.PIECEWISE if ran.in_graph else CudagraphMode.NONE
+    return StepCase(
+        num_tokens=tokens,
+        padded_tokens=ran.padded_tokens,
+        mode=CudagraphMode(ran.mode),
+        replay_rows=rows if ran.padded_rows else 0,
+        padded_rows=ran.padded_rows,
+        replay_mode=replay_mode,
+        num_reqs=tokens // plan.query_len_decode if uniform else max(1, -(-rows // plan.window)),
+        computed=computed,
+    )
+
+
+def _on_line(count: int, cost: Callable[[int], float]) -> float:
+    """The cost of a count on the line between the first and the last count of its tile."""
+    first = (count - 1) // TILE * TILE + 1
+    share = (count - first) / (TILE - 1)
+    return (1 - share) * cost(first) + share * cost(first + TILE - 1)
 
 
 def fitted_costs(config: ServingConfig) -> FittedCosts:
@@ -76,23 +140,3 @@ def fitted_costs(config: ServingConfig) -> FittedCosts:
     if model is None:
         raise ValueError("no step-time model is bundled: record the suite `steps` on a GPU and fit it first")
     return FittedCosts(model, config)
-
-
-def _record(tokens: int, rows: int, plan: CapturePlan, uniform: bool) -> StepRecord:
-    """The record of a counted step; as many requests as its rows need."""
-    ran = dispatched((tokens, rows, uniform), plan)
-    replay_mode = None
-    if ran.padded_rows:
-        replay_mode = CudagraphMode.PIECEWISE if ran.in_graph else CudagraphMode.NONE
-    requests = tokens // plan.query_len_decode if uniform else max(1, -(-rows // plan.window))
-    return StepRecord(
-        num_tokens=tokens,
-        padded_tokens=ran.padded_tokens,
-        mode=CudagraphMode(ran.mode),
-        replay_rows=rows if ran.padded_rows else 0,
-        padded_rows=ran.padded_rows,
-        replay_mode=replay_mode,
-        reason=ReplayReason.GRAPH if ran.in_graph else ReplayReason.NO_SIZES,
-        num_reqs=requests,
-        model_reason=ModelReason.PIECEWISE,
-    )

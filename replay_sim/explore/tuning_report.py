@@ -164,7 +164,7 @@ def _curve_table(curve: Sequence[CurvePoint], graphs: str) -> str:
 def _notes(tuning: Tuning, about: About) -> list[str]:
     """Where figures come from, what no batch can select, what could not be left out."""
     notes = [f"step times are {tuning.own.seen.source}", *about.assumed]
-    notes += [f"a guess, as {reason}" for reason in about.guesses]
+    notes += about.guesses
     if tuning.kept_sizes:
         notes.append(f"model sizes {listed(tuning.kept_sizes)} stay: the engine makes its FULL graphs of them")
     for plan in tuning.plans:

@@ -16,13 +16,16 @@ from replay_sim.plan.step_costs import StepCosts
 class PlanScore:
     """A plan on counted steps.
 
-    expected_step_ms: modelled milliseconds of a step, the mean over all. replay_steps have a replay batch;
-    replay_rows are its rows, padded_rows those with pads, rows that run eagerly unpadded; graph_steps the ones whose
-    replay batch runs in a graph.
+    expected_step_ms: modelled milliseconds of a step, the mean over all. mixed_steps are those that no FULL graph
+    takes, mixed_step_ms the mean over them, None without any. replay_steps have a replay batch; replay_rows are its
+    rows, padded_rows those with pads, rows that run eagerly unpadded; graph_steps the ones whose replay batch runs in
+    a graph.
     """
 
     steps: int
     expected_step_ms: float
+    mixed_steps: int
+    mixed_step_ms: float | None
     replay_steps: int
     graph_steps: int
     replay_rows: int
@@ -64,26 +67,34 @@ def dispatched(key: StepKey, plan: CapturePlan) -> Dispatched:
     return Dispatched(mode, padded, padded_rows or rows, padded_rows is not None)
 
 
+def step_us(ran: Dispatched, costs: StepCosts) -> float:
+    """Microseconds of a step that is dispatched so."""
+    us = costs.model_us(ran.padded_tokens, ran.mode, ran.padded_rows > 0)
+    return us + costs.replay_us(ran.padded_rows, ran.in_graph) if ran.padded_rows else us
+
+
 def score(plan: CapturePlan, counts: StepCounts, costs: StepCosts) -> PlanScore:
     """Score a plan; ValueError if there are no steps."""
     steps = counts.total()
     if not steps:
         raise ValueError("no steps to score a plan on")
-    us = 0.0
-    replay_steps = graph_steps = replay_rows = padded_rows = padded_tokens = 0
+    us = {True: 0.0, False: 0.0}
+    mixed_steps = replay_steps = graph_steps = replay_rows = padded_rows = padded_tokens = 0
     for key, count in counts.items():
         ran = dispatched(key, plan)
-        us += count * costs.model_us(ran.padded_tokens, ran.mode, ran.padded_rows > 0)
+        us[ran.mode == "FULL"] += count * step_us(ran, costs)
+        mixed_steps += count * (ran.mode != "FULL")
         padded_tokens += count * ran.padded_tokens
         if ran.padded_rows:
-            us += count * costs.replay_us(ran.padded_rows, ran.in_graph)
             replay_steps += count
             graph_steps += count * ran.in_graph
             replay_rows += count * key[1]
             padded_rows += count * ran.padded_rows
     return PlanScore(
         steps=steps,
-        expected_step_ms=us / steps / 1000,
+        expected_step_ms=sum(us.values()) / steps / 1000,
+        mixed_steps=mixed_steps,
+        mixed_step_ms=us[False] / mixed_steps / 1000 if mixed_steps else None,
         replay_steps=replay_steps,
         graph_steps=graph_steps,
         replay_rows=replay_rows,

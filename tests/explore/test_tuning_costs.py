@@ -1,5 +1,7 @@
 """The fitted model as the costs that tuning asks for: by mode's name, kept, with error, and with what it never saw."""
 
+from collections import Counter
+
 import attrs
 import pytest
 from explore.tuning_cases import drawn_steps
@@ -23,6 +25,7 @@ MODEL = StepModel(
     shape="flash-rank",
     rates=Rates(4.2e12, 7.5e14),
     launch_us=HOST_LAUNCH_US,
+    launch_bounds=(HOST_LAUNCH_US, HOST_LAUNCH_US),
     provenance="no points at all",
     seed=0,
     coefficients=PRIORS,
@@ -58,17 +61,29 @@ def test_the_source_carries_the_error_of_the_model() -> None:
     assert costs.source == ("modelled, fitted to no points at all; off by 2.1% (median) and 6.4% (p95) on 30 others")
 
 
-def test_what_the_model_never_saw_is_said_once_for_each_kind_of_step() -> None:
+def test_what_the_model_never_saw_is_said_with_its_share_of_steps_and_time() -> None:
     """Of this plan's steps only eager ones and those of more than 4,096 tokens are outside; and another window is."""
     config = load_config("default")
     plan = make_plan(config)
     costs = FittedCosts(MODEL, config)
-    assert costs.guesses(plan, {(6, 6, True): 1, (2000, 128, False): 1}) == ()
-    (reason,) = costs.guesses(plan, {(2000, 128, False): 1, (5000, 128, False): 1})
-    assert "num_tokens 5000" in reason
+    assert costs.guesses(plan, Counter({(6, 6, True): 1, (2000, 128, False): 1})) == ()
+    (reason,) = costs.guesses(plan, Counter({(2000, 128, False): 3, (5000, 128, False): 1}))
+    assert "25.0% of the steps" in reason and "num_tokens more than 4096" in reason
     wide = attrs.evolve(config, window=256)
-    (reason,) = FittedCosts(MODEL, wide).guesses(make_plan(wide), {(2000, 256, False): 1})
-    assert "window 256" in reason
+    (reason,) = FittedCosts(MODEL, wide).guesses(make_plan(wide), Counter({(2000, 256, False): 1}))
+    assert "100.0% of the time" in reason and "window more than 128" in reason
+    eager = attrs.evolve(config, cudagraph_mode="FULL_DECODE_ONLY")
+    first, second = costs.guesses(make_plan(eager), Counter({(2000, 128, False): 1, (90, 90, False): 2}))
+    assert "eager_off was not measured" in first and "eager_replay_graphs was not measured" in second
+
+
+def test_eager_runs_are_costed_at_the_ends_of_tiles_and_straight_between() -> None:
+    """Within the error that a point has anyway of what is costed at every count."""
+    costs, direct = FittedCosts(MODEL, load_config("default")), StepCosts(MODEL, FLASH_RANK)
+    for tokens in (1, 64, 65, 1024, 1025, 1500, 8001):
+        exact = direct.model_us(tokens, CudagraphMode.NONE, False)
+        assert costs.model_us(tokens, "NONE", False) == pytest.approx(exact, rel=0.01)
+        assert costs.replay_us(tokens, False) == pytest.approx(direct.replay_us(tokens, False), rel=0.01)
 
 
 def test_a_config_is_tuned_by_the_fitted_form() -> None:

@@ -23,7 +23,13 @@ Ints = npt.NDArray[np.int64]
 NUM_SMS = 132
 """Multiprocessors of the GPUs that are modelled: the tiles of a product run in waves of as many."""
 TILE = 128
-"""Rows and columns of a product's tile, and rows of an expert's."""
+"""Rows and columns of a dense product's tile."""
+EXPERT_TILES = {"experts": (64, 128), "wide_experts": (128, 256)}
+"""Rows and columns of the tiles of a grouped product."""
+ATTENTION_ROWS = 2
+"""Rows of attention that a multiprocessor works on at once: their stages of keys fill its shared memory."""
+APART = len(PARTS)
+"""The part of an operation that was called by itself, on rows that pick their experts evenly."""
 PAIRS_PER_US = 1000.0
 """Routing's nominal pace: each expert's program walks over all pairs."""
 HOST_LAUNCH_US = 6.0
@@ -32,9 +38,10 @@ HOST_LAUNCH_US = 6.0
 
 @attrs.frozen(eq=False)
 class OpArrays:
-    """All operations of P steps, one entry each: whose they are, launches, and microseconds at nominal rates.
+    """Operations, of P steps or called apart, one entry each: whose, launches, and microseconds at nominal rates.
 
-    `step`, `part` and `kind` are indices into the steps, PARTS and KINDS; `bytes_us`, `flops_us` and `serial_us` are
+    `step`, `part` and `kind` are indices into the steps, PARTS, APART beyond them, and KINDS; `bytes_us`, `flops_us`
+    and `serial_us` are
     of one launch: bytes over bandwidth, arithmetic of whole tiles over the matmul rate, and the waves of tiles or of
     rows that follow each other on one multiprocessor. Of an expert product `bytes_us` leaves the weights out:
     `weights_us` are those of all experts, and `load` is the rows of an expert.
@@ -100,13 +107,12 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
         shape, case = step.shape, step.case
         parts = step_parts(shape, case)
         for part, (name, ops) in enumerate(parts.items()):
-            entries += [(index, part, *_op_entry(op, shape, step.rates)) for op in ops]
+            entries += [(index, part, *op_entry(op, shape, step.rates)) for op in ops]
             of_part = step_launches(shape, case, parts)[name]
             launches[:, index, part] = attrs.astuple(of_part)
-    columns = np.array(entries).T
     cases = [step.case for step in steps]
     return StepArrays(
-        ops=OpArrays(*columns[:3].astype(np.int64), *columns[3:]),
+        ops=op_arrays(entries),
         graphs=launches[0],
         breaks=launches[1],
         eager_kernels=launches[2],
@@ -120,11 +126,17 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
     )
 
 
-def _op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
+def op_arrays(entries: Sequence[tuple[float, ...]]) -> OpArrays:
+    """The arrays of operations given as step, part and op_entry each."""
+    columns = np.array(entries).T
+    return OpArrays(*columns[:3].astype(np.int64), *columns[3:])
+
+
+def op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
     """kind, count and kernels of one operation, its nominal times, and an expert's load."""
     flops, serial = _tiled(op, shape, rates)
     nbytes, load = op.nbytes, 0.0
-    if op.kind == "experts":
+    if op.kind in EXPERT_TILES:
         nbytes -= op.weight_bytes * active_experts(shape, int(op.rows)) / shape.num_local_experts
         load = op.rows * shape.num_experts_per_tok / shape.num_experts
     bytes_us, weights_us = (value / rates.bandwidth * 1e6 for value in (nbytes, op.weight_bytes))
@@ -134,18 +146,19 @@ def _op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
 def _tiled(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, float]:
     """Microseconds of an operation's arithmetic in whole tiles, and of its waves."""
     plain = op.flops / rates.matmul * 1e6
-    tile_us = 2.0 * TILE * TILE * op.inner / (rates.matmul / NUM_SMS) * 1e6
-    columns = math.ceil(op.width / TILE)
+    rows, columns = EXPERT_TILES.get(op.kind, (TILE, TILE))
+    tile_us = 2.0 * rows * columns * op.inner / (rates.matmul / NUM_SMS) * 1e6
+    across = math.ceil(op.width / columns)
     if op.kind == "dense":
-        whole = math.ceil(op.rows / TILE) * columns * op.groups
+        whole = math.ceil(op.rows / rows) * across * op.groups
         return whole * tile_us / NUM_SMS, math.ceil(whole / NUM_SMS) * tile_us
-    if op.kind == "experts":
+    if op.kind in EXPERT_TILES:
         share = shape.num_experts_per_tok / shape.num_experts
-        tiles = op.groups * expected_tiles(int(op.rows), share, TILE) * columns
+        tiles = op.groups * expected_tiles(int(op.rows), share, rows) * across
         return tiles * tile_us / NUM_SMS, max(1.0, tiles / NUM_SMS) * tile_us
     if op.kind == "attention":
         key_bytes = op.inner / op.rows * shape.head_dim * shape.dtype_bytes
-        waves = math.ceil(op.rows / NUM_SMS)
+        waves = math.ceil(op.rows / (NUM_SMS * ATTENTION_ROWS))
         return plain, waves * key_bytes / (rates.bandwidth / NUM_SMS) * 1e6
     if op.kind == "routing":
         return plain, op.rows * shape.num_experts_per_tok / PAIRS_PER_US

@@ -9,23 +9,25 @@ from typing import Any
 import numpy as np
 
 from replay_sim.measure.least_squares import fit_positive
+from replay_sim.measure.measured_calls import MeasuredCalls, measured_calls
 from replay_sim.measure.measured_steps import ARM_NAMES, StepPoint, columns, measured_steps
 from replay_sim.measure.records import Record, bundled_records
 from replay_sim.measure.roofline import Rates, rates_of
 from replay_sim.measure.step_features import Floats, step_arrays
-from replay_sim.measure.step_form import PRIORS, Coefficients, step_times
+from replay_sim.measure.step_form import PRIORS, Coefficients, operation_us, step_times
 from replay_sim.measure.step_model import FITTED_FILE, ArmError, StepModel, compared, write_model
 
-HOST_WEIGHT, DEVICE_WEIGHT = 0.3, 0.7
-"""How much a relative error of host or device time counts beside one of step time."""
+HOST_WEIGHT, DEVICE_WEIGHT, CALL_WEIGHT = 0.3, 0.7, 0.7
+"""How much a relative error of a host's, a device's or an operation's time counts beside one of a step's."""
 OUTLIER = 0.05
 PRIOR_WEIGHT = 0.003
 
 
-def fit_coefficients(points: Sequence[StepPoint]) -> dict[str, float]:
+def fit_coefficients(points: Sequence[StepPoint], calls: MeasuredCalls | None = None) -> dict[str, float]:
     """The coefficients of PRIORS that fit the points that are not held out; relative errors, outliers damped.
 
-    Raises ValueError when none is left to fit.
+    `calls` are operations timed apart, which say what of a step's time is whose. Raises ValueError when no point is
+    left to fit.
     """
     seen = [point for point in points if not point.held_out]
     if not seen:
@@ -36,12 +38,14 @@ def fit_coefficients(points: Sequence[StepPoint]) -> dict[str, float]:
     names = list(PRIORS)
 
     def residuals(values: Floats) -> Floats:
-        times = step_times(arrays, dict(zip(names, values.tolist(), strict=True)))
+        named = dict(zip(names, values.tolist(), strict=True))
+        times = step_times(arrays, named)
         return np.concatenate(
             [
                 np.log(times.step / step_us),
                 HOST_WEIGHT * np.log(times.host / host_us),
                 DEVICE_WEIGHT * np.log(times.device[profiled] / device_us[profiled]),
+                *([] if calls is None else [CALL_WEIGHT * np.log(operation_us(calls.ops, named) / calls.device_us)]),
             ]
         )
 
@@ -98,30 +102,39 @@ def _both(errors: Floats) -> list[float | None]:
 
 
 def fit_model(records: Mapping[str, Record]) -> StepModel:
-    """The model fitted to `steps` records by name, all of one GPU and one decoder shape.
+    """The model fitted to `steps` and `calls` records by name, all of one GPU and one decoder shape.
 
     Raises ValueError for records that differ in that, and for none.
     """
-    points = measured_steps(records.values())
+    points = measured_steps(record for record in records.values() if record.kind == "steps")
+    calls = measured_calls(record for record in records.values() if record.kind == "calls")
     gpus = {record.environment["gpu"] for record in records.values()}
     shapes = {str(record.settings["model"]) for record in records.values()}
     if len(gpus) != 1 or len(shapes) != 1:
         raise ValueError(
             f"records of GPUs {sorted(map(str, gpus))} and models {sorted(shapes)}: allowed is one of each"
         )
-    coefficients = fit_coefficients(points)
+    coefficients = fit_coefficients(points, calls)
     rates = [rates_of(record.settings) for record in records.values()]
+    launch_us = [point.step.launch_us for point in points]
     provenance = sorted({record.provenance for record in records.values()})
     return StepModel(
         shape=shapes.pop(),
         rates=Rates(float(np.median([of.bandwidth for of in rates])), float(np.median([of.matmul for of in rates]))),
-        launch_us=round(float(np.median([point.step.launch_us for point in points])), 3),
+        launch_us=round(float(np.median(launch_us)), 3),
+        launch_bounds=(min(launch_us), max(launch_us)),
         provenance=f"{len(points)} points of {', '.join(sorted(records))}, {'; '.join(provenance)}",
         seed=min(record.seed for record in records.values()),
         coefficients=coefficients,
         errors={arm: ArmError(**error) for arm, error in held_out_errors(points, coefficients).items()},
         domain=domain_of(points),
     )
+
+
+def fitted_records() -> dict[str, Record]:
+    """The bundled records of a GPU that the bundled model is fitted to, by name."""
+    kinds = "steps", "calls"
+    return {name: record for kind in kinds for name, record in bundled_records(kind) if record.environment["gpu"]}
 
 
 def domain_of(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int]]]:
@@ -138,11 +151,12 @@ def domain_of(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int
 
 
 def main() -> None:
-    """Fit the bundled `steps` records of a GPU, write the model beside this module, and print its errors."""
-    records = {name: record for name, record in bundled_records("steps") if record.environment["gpu"]}
+    """Fit the bundled records, write the model beside this module, and print its errors."""
+    records = fitted_records()
     model = fit_model(records)
     write_model(model, Path(__file__).with_name(FITTED_FILE))
-    print(error_table(measured_steps(records.values()), model.coefficients))
+    points = measured_steps(record for record in records.values() if record.kind == "steps")
+    print(error_table(points, model.coefficients))
 
 
 if __name__ == "__main__":

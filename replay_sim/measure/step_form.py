@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from replay_sim.measure.roofline import PARTS
-from replay_sim.measure.step_features import Floats, StepArrays
+from replay_sim.measure.step_features import APART, Floats, OpArrays, StepArrays
 from replay_sim.measure.step_ops import KINDS
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
@@ -17,8 +17,9 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 PRIORS: dict[str, float] = {
     **{f"{kind}.bytes": 1.2 for kind in KINDS},
     **{f"{kind}.floor": 2.0 for kind in KINDS},
-    **{f"{kind}.flops": 1.3 for kind in ("streams", "dense", "experts", "attention")},
-    **{f"{kind}.serial": 0.3 for kind in ("dense", "experts", "attention", "routing")},
+    **{f"{kind}.flops": 1.3 for kind in ("dense", "experts", "wide_experts", "attention")},
+    **{f"{kind}.serial": 0.3 for kind in ("dense", "experts", "wide_experts", "attention", "routing")},
+    "streams.flops": 20.0,
     "experts.spread_first": 0.5,
     "experts.spread_late": 0.5,
     "gap.eager": 1.0,
@@ -41,7 +42,8 @@ PRIORS: dict[str, float] = {
 }
 """Every coefficient by name, and where a fit starts.
 
-KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel.
+KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel. The streams'
+arithmetic is in float32, far below the matmul rate.
 experts.spread: how unevenly rows pick experts, before and after the cut, as the logarithm's deviation. gap: idle
 microseconds on the device a kernel launched eagerly, a kernel in a graph, a graph launch. device.step, .token:
 staging on the device. host: microseconds, on a host whose small launch costs HOST_LAUNCH_US, a step, padded token,
@@ -99,18 +101,27 @@ def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
 
 
 def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
-    """Kernel time by step and part: each operation's bounds together, and a floor for each kernel.
+    """Kernel time by step and part."""
+    ops = arrays.ops
+    cells = arrays.num_steps * len(PARTS)
+    each = ops.count * operation_us(ops, coefficients)
+    summed = np.bincount(ops.step * len(PARTS) + ops.part, each, cells).astype(np.float64)
+    return summed.reshape(arrays.num_steps, len(PARTS))
 
-    An operation takes the cubic mean of its bounds: near the largest, above it where two are close.
+
+def operation_us(ops: OpArrays, coefficients: Coefficients) -> Floats:
+    """Microseconds of one launch of each operation, float64 (N): its bounds together, and a floor for each kernel.
+
+    It takes the cubic mean of its bounds: near the largest, above it where two are close.
     """
 
     def by_kind(bound: str) -> Floats:
         return np.array([coefficients.get(f"{kind}.{bound}", 0.0) for kind in KINDS])
 
-    ops = arrays.ops
     of_experts = np.flatnonzero(ops.load)
-    late = ops.part[of_experts] == PARTS.index("replay_layers")
-    spread = np.where(late, coefficients["experts.spread_late"], coefficients["experts.spread_first"])
+    spreads = np.full(APART + 1, coefficients["experts.spread_first"])
+    spreads[[PARTS.index("replay_layers"), APART]] = coefficients["experts.spread_late"], 0.0
+    spread = spreads[ops.part[of_experts]]
     bytes_us = ops.bytes_us.copy()
     bytes_us[of_experts] += ops.weights_us[of_experts] * experts_in_use(ops.load[of_experts], spread)
     bounds = (
@@ -119,10 +130,8 @@ def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
         by_kind("serial")[ops.kind] * ops.serial_us,
     )
     bound = np.cbrt(sum(value * value * value for value in bounds))
-    each = ops.count * (bound + by_kind("floor")[ops.kind] * ops.kernels)
-    cells = arrays.num_steps * len(PARTS)
-    summed = np.bincount(ops.step * len(PARTS) + ops.part, each, cells).astype(np.float64)
-    return summed.reshape(arrays.num_steps, len(PARTS))
+    each: Floats = bound + by_kind("floor")[ops.kind] * ops.kernels
+    return each
 
 
 def experts_in_use(load: Floats, spread: Floats) -> Floats:

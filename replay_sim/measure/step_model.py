@@ -86,6 +86,7 @@ class Prediction:
 class StepModel:
     """Coefficients of the form, at the `rates` and the host's speed, `launch_us`, of the runs that they were fitted to.
 
+    The host's speed was within `launch_bounds`.
     `shape` is what was measured, at any of the windows and local experts of `domain`, which holds per arm the least and
     the most of what steps are compared by. `errors` are those on held-out points by arm, and of `all` together.
     """
@@ -93,6 +94,7 @@ class StepModel:
     shape: str
     rates: Rates
     launch_us: float
+    launch_bounds: tuple[float, float]
     provenance: str
     seed: int
     coefficients: Mapping[str, float]
@@ -120,18 +122,23 @@ class StepModel:
             limit_us=step_limit_us(shape, case, self.rates),
             source=self.source,
             error=self.errors.get(arm),
-            outside=self._outside(shape, case, arm),
+            outside=self._outside(step, arm),
         )
 
-    def _outside(self, shape: DecoderShape, case: StepCase, arm: str) -> str | None:
+    def _outside(self, step: ModelStep, arm: str) -> str | None:
         """Why the model cannot know this step; None if it can."""
+        shape, (fast, slow) = step.shape, self.launch_bounds
         measured = SHAPES[self.shape]
         free = {name: getattr(shape, name) for name in ("name", "window", "num_local_experts", "first_local_expert")}
         if attrs.evolve(measured, **free, max_position=shape.max_position) != shape:
             return f"model {shape.name} differs from {self.shape}, which was measured"
         if arm not in self.domain:
             return f"arm {arm} was not measured"
-        asked = compared(shape, case)
+        if not fast <= step.launch_us <= slow:
+            return (
+                f"launch_us {step.launch_us} is outside of {fast} to {slow}, the speeds of the host that was measured"
+            )
+        asked = compared(shape, step.case)
         for key, (least, most) in self.domain[arm].items():
             if not least <= asked[key] <= most:
                 return f"{key} {asked[key]} is outside of {least} to {most}, which were measured for arm {arm}"
@@ -152,8 +159,10 @@ def read_model(text: str) -> StepModel:
     """The model of a file that `write_model` wrote."""
     data: dict[str, Any] = json.loads(text)
     errors = {arm: ArmError(**error) for arm, error in data["errors"].items()}
-    domain = {arm: {key: tuple(bounds) for key, bounds in keys.items()} for arm, keys in data["domain"].items()}
-    return StepModel(**data | {"rates": Rates(**data["rates"]), "errors": errors, "domain": domain})
+    domain = {arm: {key: tuple(ends) for key, ends in keys.items()} for arm, keys in data["domain"].items()}
+    bounds = tuple(data["launch_bounds"])
+    fields = {"rates": Rates(**data["rates"]), "launch_bounds": bounds, "errors": errors, "domain": domain}
+    return StepModel(**data | fields)
 
 
 def bundled_model() -> StepModel | None:

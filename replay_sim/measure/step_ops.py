@@ -9,8 +9,21 @@ import attrs
 
 from replay_sim.config.shapes import DecoderShape
 
-Kind = Literal["streams", "rows", "dense", "experts", "attention", "routing", "movement"]
-KINDS: tuple[Kind, ...] = ("streams", "rows", "dense", "experts", "attention", "routing", "movement")
+Kind = Literal["streams", "rows", "dense", "experts", "wide_experts", "attention", "routing", "movement"]
+KINDS: tuple[Kind, ...] = (
+    "streams",
+    "rows",
+    "dense",
+    "experts",
+    "wide_experts",
+    "attention",
+    "routing",
+    "movement",
+)
+"""Kinds of operation that a rate and a floor are common to; a grouped product takes wide tiles from some rows on."""
+
+NARROW_ROWS = 128
+"""Rows of an expert, if all pairs were local, up to which torch's grouped product takes its narrow tiles."""
 
 FLOAT_BYTES = INT_BYTES = 4
 LONG_BYTES = 8
@@ -208,9 +221,9 @@ def _experts(shape: DecoderShape, rows: Rows) -> list[Op]:
         product(shape, "router", rows.padded, hidden, shape.num_experts),
         Op(name="route", kind="routing", nbytes=route_bytes, kernels=2, rows=rows.padded),
         Op(name="expert gather", kind="rows", nbytes=(rows.real + pairs) * hidden * act),
-        _grouped(shape, "w13", rows.real, hidden, 2 * inter),
+        grouped(shape, "w13", rows, hidden, 2 * inter),
         Op(name="expert swiglu", kind="rows", nbytes=3 * pairs * inter * act),
-        _grouped(shape, "w2", rows.real, inter, hidden),
+        grouped(shape, "w2", rows, inter, hidden),
         product(shape, "shared_w13", rows.padded, hidden, 2 * shared),
         Op(name="shared swiglu", kind="rows", nbytes=3 * rows.padded * shared * act),
         product(shape, "shared_w2", rows.padded, shared, hidden),
@@ -218,17 +231,21 @@ def _experts(shape: DecoderShape, rows: Rows) -> list[Op]:
     ]
 
 
-def _grouped(shape: DecoderShape, name: str, rows: int, inner: int, width: int) -> Op:
-    """A grouped product over the rows' local pairs: it reads the weights of the experts that they use."""
-    pairs = local_pairs(shape, rows)
-    elements = pairs * (inner + width) + active_experts(shape, rows) * inner * width
+def grouped(shape: DecoderShape, name: str, rows: Rows, inner: int, width: int) -> Op:
+    """A grouped product over the rows' local pairs: it reads the weights of the experts that they use.
+
+    Its tiles are chosen from what the host knows, the space for the pairs of all rows, pads and other ranks' included.
+    """
+    pairs = local_pairs(shape, rows.real)
+    elements = pairs * (inner + width) + active_experts(shape, rows.real) * inner * width
+    space = rows.padded * shape.num_experts_per_tok // shape.num_local_experts
     return Op(
         name=name,
-        kind="experts",
+        kind="experts" if space <= NARROW_ROWS else "wide_experts",
         nbytes=elements * shape.dtype_bytes,
         flops=2.0 * pairs * inner * width,
         kernels=2,
-        rows=rows,
+        rows=rows.real,
         inner=inner,
         width=width,
         groups=shape.num_local_experts,

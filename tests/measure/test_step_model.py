@@ -35,6 +35,7 @@ def model(points) -> StepModel:
         shape="flash-rank",
         rates=RATES,
         launch_us=HOST_LAUNCH_US,
+        launch_bounds=(HOST_LAUNCH_US, 2 * HOST_LAUNCH_US),
         provenance="synthetic points",
         seed=2,
         coefficients=coefficients,

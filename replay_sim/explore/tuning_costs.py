@@ -71,12 +71,16 @@ class FittedCosts:
             us += self.replay_us(record.padded_rows, record.replay_mode is CudagraphMode.PIECEWISE)
         return us / 1e6
 
+    def outside(self, key: StepKey, ran: Dispatched, plan: CapturePlan) -> str | None:
+        """Why the model never saw a step like this counted one, dispatched under `plan`; None if it did."""
+        shape = self._costs.shape
+        return _outside(shape, _case(key, ran, plan, long_context(shape)), self._costs.model.domain)
+
     def guesses(self, plan: CapturePlan, counts: StepCounts) -> tuple[str, ...]:
         """Which of the counted steps the model is extrapolated to, a sentence a reason, the most steps first.
 
         Of a step that is outside in several ways the first is said.
         """
-        shape, domain = self._costs.shape, self._costs.model.domain
         steps: Counter[str] = Counter()
         us: dict[str, float] = {}
         total_us = 0.0
@@ -84,7 +88,7 @@ class FittedCosts:
             ran = dispatched(key, plan)
             step = count * step_us(ran, self)
             total_us += step
-            reason = _outside(shape, _case(key, ran, plan, long_context(shape)), domain)
+            reason = self.outside(key, ran, plan)
             if reason is not None:
                 steps[reason] += count
                 us[reason] = us.get(reason, 0.0) + step

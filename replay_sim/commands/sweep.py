@@ -1,0 +1,151 @@
+"""`replay-sim sweep`: a grid of designs through simulation, and their table."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from replay_sim.commands import _options
+from replay_sim.progress import progress_bar
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from replay_sim.explore.sweep_grid import Axes
+    from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload
+    from replay_sim.explore.sweep_rows import Row
+
+MOST_POINTS = 1_000_000
+MIB = 1 << 20
+
+
+@click.command("sweep", short_help="A grid of designs through simulation, and their table.")
+@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True)
+@click.option(
+    "--grid",
+    "grid",
+    metavar="NAME=VALUES",
+    multiple=True,
+    required=True,
+    help="An axis, such as window=64,128, max_num_seqs=8:256:8, plan=default,optimal-4,eager or profile=conversation.",
+)
+@_options.trace
+@click.option("--profile", metavar="NAME", help="Requests drawn from a bundled profile.  [default: conversation]")
+@_options.requests
+@_options.seed
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")
+@click.option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler; needs the extra `dask`.")
+@click.option("--resume", is_flag=True, help="Go on with a sweep that was interrupted or killed.")
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="A .csv or a .json.")
+def command(
+    configs: tuple[str, ...],
+    grid: tuple[str, ...],
+    trace: str | None,
+    profile: str | None,
+    requests: int,
+    seed: int,
+    workers: int | None,
+    dask: str | None,
+    resume: bool,
+    out: Path,
+) -> None:
+    """Run every design of a grid, and write a table of settings, graphs, memory, steps by mode and modelled step time.
+
+    CONFIG is a preset's name or a JSON file; each is swept. Finished points are kept in FILE.points until the table is
+    written: what was interrupted or killed goes on with --resume. Every request waits from the start.
+    """
+    from replay_sim.explore.sweep import run_sweep
+    from replay_sim.explore.sweep_file import PointsFile
+    from replay_sim.explore.sweep_grid import parse_grid
+    from replay_sim.explore.sweep_points import fingerprint
+    from replay_sim.explore.sweep_table import check_suffix, write_table
+
+    began = time.perf_counter()
+    check_suffix(out)
+    if dask is not None and workers is not None:
+        raise ValueError(f"dask is {dask!r} and workers is {workers}: only one of them may be given")
+    axes = parse_grid(grid)
+    workloads = _workloads(axes, trace, profile, requests, seed)
+    points = _points(configs, axes, workloads)
+    kept = out.with_name(out.name + ".points")
+    with PointsFile(kept, fingerprint(points, workloads), resume=resume) as file, _executor(dask, workers) as executor:
+        by_source = {workload.source: workload for workload in workloads}
+        try:
+            rows = run_sweep(points, by_source, executor, file, progress=progress_bar)
+        except KeyboardInterrupt:
+            told = f"{len(file.rows):,} of {len(points):,} points are in {kept}; --resume goes on with them"
+            click.echo(told, err=True)
+            raise
+        write_table(out, rows)
+        file.remove()
+    where = f"the Dask cluster at {dask}" if dask else f"{workers or _cores()} worker processes"
+    click.echo(_as_text(rows, f"on {where} in {time.perf_counter() - began:.1f} s: {out}"))
+
+
+def _workloads(axes: Axes, trace: str | None, profile: str | None, requests: int, seed: int) -> list[SweptWorkload]:
+    """The workload of the trace or profile, or those of the grid's profiles, which leaves the axes."""
+    from replay_sim.explore.sweep_grid import PROFILE
+    from replay_sim.explore.sweep_points import SweptWorkload
+    from replay_sim.workload.source import open_workload
+
+    profiles = axes.pop(PROFILE, None)
+    if profiles is not None and (trace is not None or profile is not None):
+        raise ValueError("grid has profile: neither trace nor profile may be given with it")
+    names = [profile] if profiles is None else [str(name) for name in profiles]
+    opened = (open_workload(trace, profile=name, num_requests=requests, seed=seed) for name in names)
+    return [SweptWorkload.of(*workload) for workload in opened]
+
+
+def _points(configs: tuple[str, ...], axes: Axes, workloads: list[SweptWorkload]) -> tuple[DesignPoint, ...]:
+    """The design points; ValueError for a config or a plan that is not known, and for too many."""
+    from math import prod
+
+    from replay_sim.config import load_config
+    from replay_sim.explore.sweep_grid import PLAN
+    from replay_sim.explore.sweep_plans import EXPLICIT, check_plans
+    from replay_sim.explore.sweep_points import design_points
+
+    plans = [str(name) for name in axes.pop(PLAN, (EXPLICIT,))]
+    check_plans(plans)
+    count = prod(map(len, (set(configs), workloads, plans, *axes.values())))
+    if count > MOST_POINTS:
+        raise ValueError(f"grid: {count:,} points are not allowed; at most {MOST_POINTS:,} are")
+    return design_points({name: load_config(name) for name in configs}, workloads, axes, plans)
+
+
+def _executor(dask: str | None, workers: int | None) -> AbstractContextManager:
+    from replay_sim.explore.sweep_executors import dask_cluster, process_pool
+
+    return process_pool(workers or _cores()) if dask is None else dask_cluster(dask)
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1
+
+
+def _as_text(rows: list[Row], done: str) -> str:
+    """What was done, why points failed, and the design of least time for the whole workload."""
+    errors = Counter(row["error"] for row in rows if row["error"])
+    lines = [f"{len(rows):,} points, {errors.total():,} of which failed, {done}"]
+    lines += [f"{count:,} failed: {reason}" for reason, count in errors.most_common(3)]
+    ran = [row for row in rows if not row["error"]]
+    if ran:
+        best = min(ran, key=lambda row: row["workload_s"])
+        knobs = ", ".join(
+            f"{name} {best[name]}" for name in ("window", "max_num_seqs", "max_num_batched_tokens", "plan")
+        )
+        memory = (best["static_buffer_bytes"] + best["break_buffer_bytes"]) / MIB
+        lines += [
+            f"Least time: {knobs}: {best['expected_step_ms']:,.2f} ms a step, {best['workload_s']:,.1f} s for the "
+            f"workload, {best['speedup']:.2f} times as fast as without replay; {memory:,.0f} MiB of buffers.",
+            f"Times are {best['source']}.",
+        ]
+        if best["outside"]:
+            lines.append(f"Of them {best['extrapolated_share']:.1%} are extrapolated: {best['outside']}.")
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""The executors that a sweep runs on: processes of this machine, or a Dask cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+
+CONNECT_SECONDS = 10
+
+
+@contextmanager
+def process_pool(workers: int) -> Iterator[Executor]:
+    """So many fresh processes of this machine, each on the main module's import alone.
+
+    An interrupt from the keyboard reaches the parent only. A parent that is killed takes its workers with it.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
+        yield pool
+
+
+@contextmanager
+def dask_cluster(address: str) -> Iterator[Executor]:
+    """The workers of the Dask scheduler at an address such as tcp://host:8786; they need this very package.
+
+    Raises ValueError without the package `distributed`, and OSError where no scheduler answers.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ValueError(f"dask: {address!r} needs the package distributed, which the extra `dask` installs") from None
+    with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
+        yield client.get_executor()
+
+
+def _start_worker() -> None:
+    """Leave interrupts to the parent, and end when it does, however it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

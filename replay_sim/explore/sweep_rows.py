@@ -1,0 +1,124 @@
+"""One row of a sweep's table for each design point: settings, plan, memory, steps by mode and modelled step time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replay_sim.explore.sweep_plans import config_of, plan_of
+from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
+from replay_sim.explore.sweep_score import step_columns, time_columns
+from replay_sim.explore.sweep_steps import CountedSchedule, CountedSteps, count_schedule, dispatch_steps
+from replay_sim.plan import plan_cost
+from replay_sim.workload.settings import SchedulerSettings
+
+Row = dict[str, Any]
+
+SETTINGS = (
+    "window",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_speculative_tokens",
+    "cudagraph_mode",
+    "max_cudagraph_capture_size",
+    "decoder_replay_trim_threshold",
+)
+KNOBS = ("config", "workload", *SETTINGS, "plan")
+"""The columns that say which design a row is; settings are those asked for."""
+COLUMNS = (
+    "point",
+    *KNOBS,
+    "cudagraph_capture_sizes",
+    "decoder_replay_cudagraph_capture_sizes",
+    "num_replay_graphs",
+    "num_model_graphs",
+    "num_full_graphs",
+    "static_buffer_bytes",
+    "break_buffer_bytes",
+    "steps",
+    "full_steps",
+    "piecewise_steps",
+    "eager_steps",
+    "replay_steps",
+    "replay_graph_steps",
+    "num_tokens",
+    "padded_tokens",
+    "replay_rows",
+    "padded_rows",
+    "expected_step_ms",
+    "replay_off_step_ms",
+    "speedup",
+    "workload_s",
+    "extrapolated_share",
+    "source",
+    "outside",
+    "error",
+)
+"""Of every row, in order; what a failed point lacks is None.
+
+Sizes are lists. *_steps count steps of the model's mode, those with a replay batch and those of them in a graph.
+num_tokens and replay_rows are real ones, padded_* have pads. expected_step_ms is modelled, the mean of all steps, and
+replay_off_step_ms that of the same steps on the same model graphs without replay; speedup is theirs by it, workload_s
+the seconds of all steps. extrapolated_share of these are of steps that the model never saw, for the reasons in outside;
+source says what the times were modelled by, error why a point failed; each is empty if there is nothing to say.
+"""
+
+
+def run_group(points: Sequence[DesignPoint], workload: SweptWorkload) -> list[Row]:
+    """A row for each point, in order; points of one schedule share its simulation. A point that fails is a row."""
+    group = _Group(workload)
+    return [group.row(point) for point in points]
+
+
+class _Group:
+    """The schedules of a workload and their steps at every window asked for, each made once."""
+
+    def __init__(self, workload: SweptWorkload) -> None:
+        self.workload = workload
+        self._schedules: dict[SchedulerSettings, CountedSchedule] = {}
+        self._steps: dict[tuple[SchedulerSettings, int], CountedSteps] = {}
+
+    def row(self, point: DesignPoint) -> Row:
+        """The row of a point; whatever it raises is its `error`."""
+        row: Row = dict.fromkeys(COLUMNS) | {
+            "point": point.index,
+            "config": point.config_name,
+            "workload": point.workload,
+            **{name: point.asked(name) for name in SETTINGS},
+            "plan": point.plan,
+            "source": "",
+            "outside": "",
+            "error": "",
+        }
+        try:
+            return row | self._result(point)
+        except ValueError as error:
+            return row | {"error": str(error)}
+        except Exception as error:
+            return row | {"error": f"{type(error).__name__}: {error}"}
+
+    def _result(self, point: DesignPoint) -> Row:
+        """What a row says beside its knobs."""
+        config = config_of(point)
+        steps = self._steps_of(schedule_of(point), config.window)
+        plan = plan_of(point, config, steps)
+        cost = plan_cost(plan)
+        dispatched = dispatch_steps(steps, plan)
+        return {
+            "cudagraph_capture_sizes": list(plan.model_sizes),
+            "decoder_replay_cudagraph_capture_sizes": list(plan.replay_sizes),
+            "num_replay_graphs": cost.num_replay_graphs,
+            "num_model_graphs": cost.num_model_graphs,
+            "num_full_graphs": cost.num_full_graphs,
+            "static_buffer_bytes": cost.static_buffer_bytes,
+            "break_buffer_bytes": cost.break_buffer_bytes,
+            **step_columns(dispatched),
+            **time_columns(dispatched, plan),
+        }
+
+    def _steps_of(self, settings: SchedulerSettings, window: int) -> CountedSteps:
+        if settings not in self._schedules:
+            self._schedules[settings] = count_schedule(self.workload.requests(), settings)
+        if (settings, window) not in self._steps:
+            self._steps[settings, window] = self._schedules[settings].at_window(window)
+        return self._steps[settings, window]

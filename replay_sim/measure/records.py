@@ -37,6 +37,7 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
         "arm prompt_tokens max_num_batched_tokens num_steps window prefill_us host_us p10 p90 n".split()
     ),
     "calls": frozenset("op rows device_us p10 p90 n bytes limit_us".split()),
+    "repeat": frozenset("run sweep arm n ratio_median ratio_min ratio_max".split()),
     "run": frozenset("step num_tokens padded_tokens mode replay_rows padded_rows replay_mode reason num_reqs".split()),
 }
 """Kinds of record and the keys that every point of the kind has."""
@@ -96,6 +97,12 @@ class Record:
                 raise RecordError(f"points: {key} of number {index} is {shown(value)}, allowed are flat values")
             if isinstance(value, float) and not math.isfinite(value):
                 raise RecordError(f"points: {key} of number {index} is {value}, allowed are finite numbers")
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file: its kind, the subject in its settings, the device."""
+        device = str(self.environment["gpu"] or "cpu").lower().replace(" ", "-")
+        return f"{self.kind}-{self.settings['subject']}-{device}.json"
 
     @property
     def provenance(self) -> str:

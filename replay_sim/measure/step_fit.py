@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
 from replay_sim.measure.least_squares import fit_positive
 from replay_sim.measure.measured_calls import MeasuredCalls, measured_calls
 from replay_sim.measure.measured_steps import ARM_NAMES, StepPoint, columns, measured_steps
-from replay_sim.measure.records import Record, bundled_records
+from replay_sim.measure.records import Record, bundled_records, write_record
 from replay_sim.measure.roofline import Rates, rates_of
 from replay_sim.measure.step_features import Floats, step_arrays
 from replay_sim.measure.step_form import PRIORS, Coefficients, operation_us, step_times
@@ -20,7 +21,9 @@ from replay_sim.measure.step_model import FITTED_FILE, ArmError, StepModel, comp
 HOST_WEIGHT, DEVICE_WEIGHT, CALL_WEIGHT = 0.3, 0.7, 0.7
 """How much a relative error of a host's, a device's or an operation's time counts beside one of a step's."""
 OUTLIER = 0.05
+"""A relative error from which on a point counts as one that the host's noise spoilt."""
 PRIOR_WEIGHT = 0.003
+RECORDS = Path(__file__).parents[1] / "records"
 
 
 def fit_coefficients(points: Sequence[StepPoint], calls: MeasuredCalls | None = None) -> dict[str, float]:
@@ -131,6 +134,14 @@ def fit_model(records: Mapping[str, Record]) -> StepModel:
     )
 
 
+def with_predictions(record: Record, model: StepModel) -> Record:
+    """A `steps` record with predicted_us of each point: at the rates of its run and the speed of its host."""
+    steps = [point.step for point in measured_steps([record])]
+    predicted = step_times(step_arrays(steps), model.coefficients).step.round(1).tolist()
+    points = [point | {"predicted_us": us} for point, us in zip(record.points, predicted, strict=True)]
+    return attrs.evolve(record, points=points)
+
+
 def fitted_records() -> dict[str, Record]:
     """The bundled records of a GPU that the bundled model is fitted to, by name."""
     kinds = "steps", "calls"
@@ -151,12 +162,14 @@ def domain_of(points: Sequence[StepPoint]) -> dict[str, dict[str, tuple[int, int
 
 
 def main() -> None:
-    """Fit the bundled records, write the model beside this module, and print its errors."""
+    """Fit the bundled records, write the model beside this module and its predictions into them, print its errors."""
     records = fitted_records()
     model = fit_model(records)
     write_model(model, Path(__file__).with_name(FITTED_FILE))
-    points = measured_steps(record for record in records.values() if record.kind == "steps")
-    print(error_table(points, model.coefficients))
+    steps = {name: record for name, record in records.items() if record.kind == "steps"}
+    for name, record in steps.items():
+        write_record(with_predictions(record, model), RECORDS / name)
+    print(error_table(measured_steps(steps.values()), model.coefficients))
 
 
 if __name__ == "__main__":

@@ -112,8 +112,7 @@ def run_suites(names: Iterable[str], request: MeasureRequest, out: Path) -> Iter
         results = _steps(request) if name == STEPS else [SUITES[name](request)]
         for records, summary in results:
             for index, record in enumerate(records):
-                device = str(record.environment["gpu"] or "cpu").lower().replace(" ", "-")
-                path = out / f"{record.kind}-{record.settings['subject']}-{device}.json"
+                path = out / record.file_name
                 write_record(record, path)
                 yield path, summary if index == 0 else ""
 

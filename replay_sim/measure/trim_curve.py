@@ -119,12 +119,12 @@ def crossing(curve: TrimCurve, seed: int = 0) -> Crossing:
     random = np.random.default_rng(seed)
     noise = random.standard_normal((DRAWS, *curve.errors.shape)) * curve.errors
     drawn = [
-        _crossing(curve.num_tokens, 1 - (curve.with_us + with_) / (curve.without_us + without))
+        crossing_of(curve.num_tokens, 1 - (curve.with_us + with_) / (curve.without_us + without))
         for without, with_ in zip(noise[..., 0], noise[..., 1], strict=True)
     ]
     low, high = np.percentile(drawn, (5, 95), method="nearest")
     ends = int(curve.num_tokens[0]), int(curve.num_tokens[-1])
-    return Crossing(_crossing(curve.num_tokens, curve.gain), float(low), float(high), *ends)
+    return Crossing(crossing_of(curve.num_tokens, curve.gain), float(low), float(high), *ends)
 
 
 @attrs.frozen
@@ -203,8 +203,11 @@ def _curve(key: CurveKey, whole: Sequence[Point], broken: Sequence[Point]) -> Tr
     )
 
 
-def _crossing(tokens: npt.NDArray[np.int64], gain: Floats) -> float:
-    """The token count where the gain is 0 before it stays above, linear between its neighbours' gains."""
+def crossing_of(tokens: npt.NDArray[np.int64], gain: Floats) -> float:
+    """The count of ascending `tokens` (N) from which on `gain` float64 (N) stays above 0, on the line between two.
+
+    Infinity if the last is not above 0, the first count if all are.
+    """
     losing = np.flatnonzero(gain <= 0)
     if not len(losing):
         return float(tokens[0])

@@ -3,7 +3,17 @@
 import subprocess
 import sys
 
-MODULES = ("roofline", "step_model", "step_costs", "step_fit", "trim_curve", "records")
+MODULES = (
+    "roofline",
+    "step_model",
+    "step_costs",
+    "step_fit",
+    "step_report",
+    "trim_curve",
+    "trim_model",
+    "repeats",
+    "records",
+)
 
 
 def test_the_model_the_threshold_and_records_load_no_torch() -> None:

@@ -1,0 +1,68 @@
+"""Two runs of one sweep, batch by batch: ratios by hand, what cannot be compared, and the bundled repeats."""
+
+import attrs
+import pytest
+
+from replay_sim.measure.records import Record, bundled_records, read_record, write_record
+from replay_sim.measure.repeats import SAME_BATCH, compare_records, main, repeat_record
+
+BUNDLED = dict(bundled_records("steps"))["steps-window-nvidia-h200.json"]
+GRAPHS = [point for point in BUNDLED.points if point["arm"] == "piecewise_off"]
+
+
+def slower(record: Record, factors: list[float]) -> Record:
+    """The points of one arm, alone and each as many times longer."""
+    points = [point | {"step_us": point["step_us"] * by} for point, by in zip(GRAPHS, factors, strict=True)]
+    return attrs.evolve(record, points=points)
+
+
+def test_ratios_are_those_of_the_same_batches() -> None:
+    """In any order of points, and with what only one of both ran left out."""
+    other = slower(BUNDLED, [1.0, 1.1, 1.2] + [1.5] * (len(GRAPHS) - 3))
+    other = attrs.evolve(other, points=other.points[::-1] + [GRAPHS[0] | {"num_tokens": 7}])
+    (found,) = compare_records(BUNDLED, other)
+    assert found == {
+        "sweep": "window",
+        "arm": "piecewise_off",
+        "n": len(GRAPHS),
+        "ratio_median": 1.5,
+        "ratio_min": 1.0,
+        "ratio_max": 1.5,
+    }
+
+
+def test_every_batch_of_a_record_is_told_from_the_others() -> None:
+    for _, record in bundled_records("steps"):
+        batches = [tuple(point[key] for key in SAME_BATCH) for point in record.points]
+        assert len(set(batches)) == len(batches)
+
+
+def test_records_without_a_common_batch_or_of_another_kind_are_refused() -> None:
+    strange = attrs.evolve(BUNDLED, points=[point | {"num_tokens": 7} for point in GRAPHS])
+    with pytest.raises(ValueError, match="no batch in common"):
+        compare_records(BUNDLED, strange)
+    pool = dict(bundled_records("pool"))["pool-default-nvidia-h200.json"]
+    with pytest.raises(ValueError, match="allowed are two of kind steps"):
+        compare_records(BUNDLED, pool)
+
+
+def test_a_users_record_is_compared_with_the_bundled_one_and_kept(tmp_path, capsys) -> None:
+    mine = tmp_path / "mine.json"
+    other = slower(BUNDLED, [2.0] * len(GRAPHS))
+    write_record(other, mine)
+    main([str(mine), "--out", str(tmp_path)])
+    assert "piecewise_off" in capsys.readouterr().out
+    assert read_record(tmp_path / "repeat-window-nvidia-h200.json") == repeat_record(BUNDLED, [other])
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path / "missing.json")])
+    assert stopped.value.code == 2
+
+
+def test_bundled_repeats_say_how_far_one_run_is_to_be_trusted() -> None:
+    """Graph arms repeat to a few per cent on another GPU; launch-bound eager ones to a factor, the host's."""
+    points = [point for _, record in bundled_records("repeat") for point in record.points]
+    assert {point["sweep"] for point in points} == {"experts", "window"} and {p["run"] for p in points} == {1, 2}
+    graphs = [p for p in points if p["arm"] in ("piecewise_off", "piecewise_replay_graphs")]
+    assert len(graphs) == 8
+    assert all(0.98 < p["ratio_min"] <= p["ratio_median"] <= p["ratio_max"] < 1.05 for p in graphs)
+    assert max(p["ratio_max"] for p in points if p["arm"] == "eager_replay") > 1.5

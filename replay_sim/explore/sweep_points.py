@@ -16,7 +16,7 @@ from replay_sim.measure.step_model import bundled_model
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.trace import TraceRequest
 
-GROUP_POINTS = 64
+GROUP_POINTS = 256
 """Points of one schedule that one task runs at most: a worker that is lost takes no more with it."""
 
 

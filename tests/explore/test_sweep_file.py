@@ -1,0 +1,87 @@
+"""The file of finished points: whole lines, taken up again, and refused where it is another sweep's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from replay_sim.explore.sweep_file import PointsFile
+
+ROWS = [{"point": 3, "ms": 0.1 + 0.2}, {"point": 0, "ms": None}, {"point": 7, "sizes": [1, 2]}]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "out.csv.points"
+
+
+def written(path: Path) -> bytes:
+    with PointsFile(path, "one", resume=False) as file:
+        file.append(ROWS[:2])
+        file.append(ROWS[2:])
+    return path.read_bytes()
+
+
+def test_what_was_appended_is_taken_up_exactly(path: Path) -> None:
+    data = written(path)
+    assert data.count(b"\n") == 4 and data.endswith(b"\n")
+    with PointsFile(path, "one", resume=True) as file:
+        assert file.rows == {row["point"]: row for row in ROWS}
+        file.append([{"point": 1}])
+    assert path.read_bytes() == data + b'{"point":1}\n'
+
+
+def test_a_line_torn_at_any_byte_costs_that_line_alone(path: Path) -> None:
+    """What a kill in the middle of a write leaves."""
+    data = written(path)
+    ends = [index + 1 for index, byte in enumerate(data) if byte == ord("\n")]
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        with PointsFile(path, "one", resume=True) as file:
+            whole = max(0, sum(end <= cut for end in ends) - 1)
+            assert list(file.rows.values()) == ROWS[:whole]
+            file.append(ROWS[whole:])
+        assert [json.loads(line) for line in path.read_bytes().splitlines()[1:]] == ROWS
+
+
+def test_rows_are_on_disk_when_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bytes] = []
+    monkeypatch.setattr("os.fsync", lambda _: synced.append(path.read_bytes()))
+    with PointsFile(path, "one", resume=False) as file:
+        file.append(ROWS)
+        assert synced[-1] == path.read_bytes() and synced[-1].count(b"\n") == 4
+
+
+def test_a_file_that_is_there_is_not_overwritten(path: Path) -> None:
+    data = written(path)
+    with pytest.raises(ValueError, match="did not end; resume it, or delete the file"):
+        PointsFile(path, "one", resume=False)
+    assert path.read_bytes() == data
+
+
+def test_with_nothing_to_resume_it_starts(path: Path) -> None:
+    with PointsFile(path, "one", resume=True) as file:
+        assert file.rows == {}
+    assert path.read_bytes().count(b"\n") == 1
+
+
+@pytest.mark.parametrize("data", [b"window,plan\n8,eager\n", b"notes", b'{"point":1}\n'])
+def test_what_nobody_here_wrote_is_left_alone(path: Path, data: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="another sweep"):
+        PointsFile(path, "one", resume=True)
+    assert path.read_bytes() == data
+
+
+def test_points_of_another_sweep_are_refused(path: Path) -> None:
+    written(path)
+    with pytest.raises(ValueError, match="another sweep, model or version"):
+        PointsFile(path, "two", resume=True)
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b'{"ms":1}\n', b'{"point":3}\n', b"\xff\n"])
+def test_a_line_that_is_no_new_point_is_named(path: Path, line: bytes) -> None:
+    path.write_bytes(written(path) + line)
+    with pytest.raises(ValueError, match="line 5 is no new finished point"):
+        PointsFile(path, "one", resume=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
@@ -14,7 +15,10 @@ from replay_sim.measure.step_case import case_of_point
 from replay_sim.measure.step_features import Floats, ModelStep
 
 GRAIN = 32_768
-"""Elements from which on torch copies in several threads: block tables of more wake them, for milliseconds."""
+"""Elements above which torch copies by several threads, whose waking takes milliseconds.
+
+Staging left larger block tables to them before it copied by one thread, as `staged_by_one_thread` in a record says.
+"""
 
 ARM_NAMES = (
     "eager_off",
@@ -58,7 +62,8 @@ def measured_steps(records: Iterable[Record]) -> list[StepPoint]:
 
 def _of_record(record: Record) -> Iterator[StepPoint]:
     shape, rates = SHAPES[str(record.settings["model"])], rates_of(record.settings)
-    most_reqs = GRAIN // _count(record.settings, "max_blocks")
+    one_thread = record.settings.get("staged_by_one_thread", False)
+    most_reqs = math.inf if one_thread else GRAIN // _count(record.settings, "max_blocks")
     for point in record.points:
         device_us = point["device_us"]
         yield StepPoint(

@@ -16,7 +16,15 @@ from replay_sim.measure.records import Record, bundled_records, write_record
 from replay_sim.measure.roofline import Rates, rates_of
 from replay_sim.measure.step_features import Floats, step_arrays
 from replay_sim.measure.step_form import PRIORS, Coefficients, operation_us, step_times
-from replay_sim.measure.step_model import FITTED_FILE, ArmError, StepModel, compared, write_model
+from replay_sim.measure.step_model import (
+    FITTED_FILE,
+    HOST_BOUND,
+    HOST_SHARE,
+    ArmError,
+    StepModel,
+    compared,
+    write_model,
+)
 
 HOST_WEIGHT, DEVICE_WEIGHT, CALL_WEIGHT = 0.3, 0.7, 0.7
 """How much a relative error of a host's, a device's or an operation's time counts beside one of a step's."""
@@ -65,20 +73,26 @@ def step_errors(points: Sequence[StepPoint], coefficients: Coefficients) -> tupl
     return times.step / step_us - 1, times.host / host_us - 1, times.device / device_us - 1
 
 
-def held_out_errors(points: Sequence[StepPoint], coefficients: Coefficients) -> dict[str, dict[str, Any]]:
-    """Median and 95th percentile of the absolute relative error of step time by arm, and over all: held-out points."""
+def held_out_errors(points: Sequence[StepPoint], coefficients: Coefficients) -> dict[str, ArmError]:
+    """The error of step time on held-out points, by arm and of `all`."""
     held = [point for point in points if point.held_out]
     if not held:
         return {}
     errors = np.abs(step_errors(held, coefficients)[0])
     arms = np.array([point.arm for point in held])
     groups = {arm: errors[arms == arm] for arm in ARM_NAMES if (arms == arm).any()} | {"all": errors}
-    return {name: {"n": len(of), **_quantiles(of)} for name, of in groups.items()}
+    return {name: _arm_error(of) for name, of in groups.items()}
 
 
-def _quantiles(errors: Floats) -> dict[str, float]:
+def host_bound_error(points: Sequence[StepPoint], coefficients: Coefficients) -> dict[str, ArmError]:
+    """The error on the points, held out or not, whose step the host bounded, as HOST_BOUND; empty if none was."""
+    bound = [point for point in points if point.host_us >= HOST_SHARE * point.step_us]
+    return {HOST_BOUND: _arm_error(np.abs(step_errors(bound, coefficients)[0]))} if bound else {}
+
+
+def _arm_error(errors: Floats) -> ArmError:
     median, p95 = np.percentile(errors, (50, 95))
-    return {"median": round(float(median), 5), "p95": round(float(p95), 5)}
+    return ArmError(median=round(float(median), 5), p95=round(float(p95), 5), n=len(errors))
 
 
 def error_table(points: Sequence[StepPoint], coefficients: Coefficients) -> str:
@@ -129,7 +143,7 @@ def fit_model(records: Mapping[str, Record]) -> StepModel:
         provenance=f"{len(points)} points of {', '.join(sorted(records))}, {'; '.join(provenance)}",
         seed=min(record.seed for record in records.values()),
         coefficients=coefficients,
-        errors={arm: ArmError(**error) for arm, error in held_out_errors(points, coefficients).items()},
+        errors=held_out_errors(points, coefficients) | host_bound_error(points, coefficients),
         domain=domain_of(points),
     )
 

@@ -32,6 +32,12 @@ _ARMS = {
 }
 
 
+HOST_BOUND = "host_bound"
+"""Of `errors`: those of steps that the host bounds, whose time is as unsteady as the host's speed."""
+HOST_SHARE = 0.97
+"""The share of step time from which on the host bounds it."""
+
+
 def arm_of(case: StepCase) -> str:
     """The name of the arm that runs its steps as `case` does."""
     if case.one_launch and case.mode is CudagraphMode.PIECEWISE:
@@ -52,7 +58,7 @@ def compared(shape: DecoderShape, case: StepCase) -> dict[str, int]:
 
 @attrs.frozen(kw_only=True)
 class ArmError:
-    """Absolute relative error of step time on `n` held-out points: median and 95th percentile."""
+    """Absolute relative error of step time on `n` points: median and 95th percentile."""
 
     median: float
     p95: float
@@ -63,8 +69,9 @@ class ArmError:
 class Prediction:
     """One step's modelled microseconds: until all is done, until the call returns, kernels busy; its roofline.
 
-    `source` says what the model was fitted to, `error` how wrong it was on held-out points of the arm, None where it
-    saw none. `outside` is why the model is asked outside what it saw; None if it is not.
+    `source` says what the model was fitted to, `error` how wrong it was on held-out points of the arm, or on all steps
+    that the host bounds if it bounds this one; None where it saw none. `outside` is why the model is asked outside what
+    it saw; None if it is not.
     """
 
     arm: str
@@ -88,7 +95,8 @@ class StepModel:
 
     The host's speed was within `launch_bounds`.
     `shape` is what was measured, at any of the windows and local experts of `domain`, which holds per arm the least and
-    the most of what steps are compared by. `errors` are those on held-out points by arm, and of `all` together.
+    the most of what steps are compared by. `errors` are those on held-out points by arm, and of `all` together; few
+    steps are `host_bound`, and fitted ones are counted among them too.
     """
 
     shape: str
@@ -114,6 +122,7 @@ class StepModel:
         step = ModelStep(shape, case, self.rates, launch_us or self.launch_us)
         times = step_times(step_arrays([step]), self.coefficients)
         arm = arm_of(case)
+        host_bound = HOST_BOUND in self.errors and times.host[0] >= HOST_SHARE * times.step[0]
         return Prediction(
             arm=arm,
             step_us=float(times.step[0]),
@@ -121,7 +130,7 @@ class StepModel:
             device_us=float(times.device[0]),
             limit_us=step_limit_us(shape, case, self.rates),
             source=self.source,
-            error=self.errors.get(arm),
+            error=self.errors.get(HOST_BOUND if host_bound else arm),
             outside=self._outside(step, arm),
         )
 

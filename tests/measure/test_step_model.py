@@ -12,7 +12,7 @@ from replay_sim.measure.step_costs import REGION_TOKENS, StepCosts
 from replay_sim.measure.step_features import HOST_LAUNCH_US, expected_tiles, step_arrays
 from replay_sim.measure.step_fit import domain_of, error_table, fit_coefficients, held_out_errors
 from replay_sim.measure.step_form import PRIORS, experts_in_use, step_times
-from replay_sim.measure.step_model import ArmError, StepModel, arm_of, model_text, read_model
+from replay_sim.measure.step_model import StepModel, arm_of, model_text, read_model
 
 NOISE = 0.01
 
@@ -30,7 +30,6 @@ def points(law):
 @pytest.fixture(scope="module")
 def model(points) -> StepModel:
     coefficients = fit_coefficients(points)
-    errors = {arm: ArmError(**error) for arm, error in held_out_errors(points, coefficients).items()}
     return StepModel(
         shape="flash-rank",
         rates=RATES,
@@ -39,7 +38,7 @@ def model(points) -> StepModel:
         provenance="synthetic points",
         seed=2,
         coefficients=coefficients,
-        errors=errors,
+        errors=held_out_errors(points, coefficients),
         domain=domain_of(points),
     )
 

@@ -10,7 +10,7 @@ from replay_sim.measure.measured_steps import GRAIN, measured_steps, shape_of_po
 from replay_sim.measure.step_case import case_of_point
 from replay_sim.measure.step_fit import fit_coefficients, fit_model, fitted_records, step_errors
 from replay_sim.measure.step_form import operation_us
-from replay_sim.measure.step_model import bundled_model
+from replay_sim.measure.step_model import HOST_BOUND, bundled_model
 
 MODEL = bundled_model()
 RECORDS = fitted_records()
@@ -58,7 +58,7 @@ def test_the_predictions_in_the_records_are_the_models() -> None:
 
 def test_errors_on_held_out_points_are_as_said_and_within_the_target() -> None:
     """Issue 4, point 2: recomputed from the records alone; they fail here when they worsen."""
-    assert {point["arm"] for _, point in RAW} == ARMS == MODEL.errors.keys() - {"all"}
+    assert {point["arm"] for _, point in RAW} == ARMS == MODEL.errors.keys() - {"all", HOST_BOUND}
     for arm in (*ARMS, "all"):
         errors = absolute_errors(None if arm == "all" else arm)
         said = MODEL.errors[arm]
@@ -76,7 +76,7 @@ def test_a_prediction_by_the_public_way_is_as_accurate() -> None:
         if not point["held_out"] or point["num_reqs"] * record.settings["max_blocks"] > GRAIN:
             continue
         found = MODEL.predict(shape_of_point(FLASH_RANK, point), case_of_point(point), point["launch_us"])
-        assert found.arm == point["arm"] and found.error == MODEL.errors[found.arm]
+        assert found.arm == point["arm"] and found.error in (MODEL.errors[found.arm], MODEL.errors[HOST_BOUND])
         errors.append(abs(found.step_us / point["step_us"] - 1))
     assert len(errors) > 100
     assert np.median(errors) < 0.01 and np.percentile(errors, 95) < 0.03
@@ -121,9 +121,30 @@ def test_a_slower_host_is_felt_where_launches_bound_and_hidden_where_the_device_
     assert bound[1] / bound[0] < 1.02
 
 
+def test_steps_that_the_host_bounds_are_said_to_be_less_certain() -> None:
+    """A few, fitted ones among them: too few are held out. No model is steadier than the host that it models."""
+    bound = [point for _, point in RAW if point["host_us"] >= 0.97 * point["step_us"]]
+    errors = [abs(point["predicted_us"] / point["step_us"] - 1) for point in bound]
+    said = MODEL.errors[HOST_BOUND]
+    assert said.n == len(bound) >= 10 and {"eager_off", "eager_replay"} <= {point["arm"] for point in bound}
+    assert (np.median(errors), np.percentile(errors, 95)) == pytest.approx((said.median, said.p95), abs=5e-4)
+    assert said.median < 0.06 and said.p95 < 0.15
+    point = next(p for p in bound if (p["arm"], p["num_tokens"], p["sweep"]) == ("eager_replay", 512, "experts"))
+    assert MODEL.predict(shape_of_point(FLASH_RANK, point), case_of_point(point), 9.0).error == said
+
+
 def test_a_host_of_another_speed_and_full_graphs_are_said_to_be_outside() -> None:
     (point,) = (p for _, p in RAW if (p["sweep"], p["arm"], p["num_tokens"]) == ("prompt", "eager_off", 2048))
     shape, case = shape_of_point(FLASH_RANK, point), case_of_point(point)
     assert MODEL.predict(shape, case).inside, "the records' median speed"
     assert "launch_us 50.0 is outside" in MODEL.predict(shape, case, 50.0).outside
     assert "full" not in MODEL.domain
+
+
+def test_only_records_of_staging_by_torch_hold_the_waking_of_its_threads() -> None:
+    """Tables of 2,048 blocks: from 17 requests on, and in no record that says that one thread staged."""
+    record = RECORDS["steps-requests-nvidia-h200.json"]
+    woken = {point.step.case.num_reqs for point in measured_steps([record]) if point.step.wakes_threads}
+    assert woken == {17, 32, 64}
+    mended = attrs.evolve(record, settings=record.settings | {"staged_by_one_thread": True})
+    assert not any(point.step.wakes_threads for point in measured_steps([mended]))

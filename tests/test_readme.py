@@ -3,7 +3,13 @@
 import re
 from pathlib import Path
 
+import attrs
+
+from replay_sim.config.shapes import FLASH_RANK
 from replay_sim.measure.records import bundled_records
+from replay_sim.measure.step_model import HOST_BOUND, HOST_SHARE, bundled_model
+from replay_sim.measure.step_report import roofline_shares
+from replay_sim.measure.trim_model import modelled_crossings
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 RECORDS = dict(bundled_records())
@@ -70,3 +76,60 @@ def test_the_environment_named_is_the_records() -> None:
     environment = RECORDS["pool-default-nvidia-h200.json"].environment
     for key in ("gpu", "driver", "torch", "date"):
         assert str(environment[key]) in README
+
+
+ERROR_ROWS = {
+    "eager, replay off": "eager_off",
+    "eager, replay": "eager_replay",
+    "graphs, replay off": "piecewise_off",
+    "graphs, replay eager": "piecewise_replay_eager",
+    "graphs, replay in graphs": "piecewise_replay_graphs",
+    "graphs, replay in one launch": "piecewise_replay_one_launch",
+}
+STEPS = [p for r in RECORDS.values() if r.kind == "steps" and r.environment["gpu"] for p in r.points]
+ENDS = ((min, "ratio_min"), (max, "ratio_max"))
+TEXT = " ".join(README.split())
+
+
+def said(pattern: str) -> tuple[str, ...]:
+    """The groups of the only place in the README that matches."""
+    (found,) = re.findall(pattern, TEXT)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_the_models_errors_are_those_of_its_file() -> None:
+    """Which tests/measure/test_step_model_fitted.py recomputes from the records."""
+    model = bundled_model()
+    assert ERROR_ROWS.keys() == {cells[0] for cells in (row(name) for name in ERROR_ROWS)}
+    for name, arm in ERROR_ROWS.items():
+        error = model.errors[arm]
+        assert row(name)[1:] == [str(error.n), f"{100 * error.median:.1f} %", f"{100 * error.p95:.1f} %"]
+    held = sum(bool(point["held_out"]) for point in STEPS)
+    assert said(r"fitted to (\d+) steps of one H200 and judged by (\d+) more") == (str(len(STEPS) - held), str(held))
+    bound = [point for point in STEPS if point["host_us"] >= HOST_SHARE * point["step_us"]]
+    error = model.errors[HOST_BOUND]
+    assert said(r"Of the (\d+) steps that the host bounds only (\d+) was held out; the model is off by ([\d.]+) %") == (
+        str(error.n),
+        str(sum(bool(point["held_out"]) for point in bound)),
+        f"{100 * error.median:.1f}",
+    )
+    assert said(r"\(median; ([\d.]+) % at the 95th percentile\)") == (f"{100 * error.p95:.1f}",)
+    assert "full" not in {point["arm"] for point in STEPS}
+    assert said(r"more than 16 requests hold (\d+) ms") == (f"{model.coefficients['host.wake'] / 1000:.0f}",)
+
+
+def test_how_far_runs_repeat_is_that_of_the_records() -> None:
+    points = [point for record in RECORDS.values() if record.kind == "repeat" for point in record.points]
+    graphs = [p for p in points if p["arm"].startswith("piecewise") and p["arm"] != "piecewise_replay_eager"]
+    eager = [p for p in points if p["arm"].startswith("eager")]
+    ends = [f"{end(p[key] for p in of):.2f}" for of in (graphs, eager) for end, key in ENDS]
+    assert said(r"took ([\d.]+) to ([\d.]+) times as long in graphs, and ([\d.]+) to ([\d.]+) times") == tuple(ends)
+
+
+def test_the_threshold_and_the_roofline_are_those_of_the_model_and_the_records() -> None:
+    shape = attrs.evolve(FLASH_RANK, num_local_experts=8)
+    found = modelled_crossings(bundled_model(), shape, "eager_replay", range(160, 8193, 64), (5.5, 9.0))
+    pattern = r"pays from ([\d,]+) tokens on where a launch costs 5.5 µs, and from ([\d,]+) where it costs 9"
+    assert said(pattern) == tuple(f"{50 * round(count / 50):,}" for count in found)
+    times = [1 / share.median for (_, experts), share in roofline_shares(STEPS).items() if experts == 48]
+    assert said(r"Steps take ([\d.]+) to ([\d.]+) times their roofline") == (f"{min(times):.1f}", f"{max(times):.1f}")

@@ -67,18 +67,22 @@ def repeat_record(bundled: Record, others: Sequence[Record]) -> Record:
     )
 
 
-def bundled_twin(record: Record) -> Record:
-    """The bundled record of the same sweep; ValueError if there is none."""
-    found = {str(twin.settings["subject"]): twin for _, twin in bundled_records("steps") if twin.environment["gpu"]}
-    subject = str(record.settings.get("subject"))
-    if subject not in found:
-        raise ValueError(f"subject {subject!r} is not a sweep with a bundled record: allowed are {sorted(found)}")
-    return found[subject]
+def repeats_of(others: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """A `repeat` record for each sweep of `others`, and the sweeps of which there is no bundled record to compare with.
+
+    Raises what `compare_records` raises.
+    """
+    bundled = {str(twin.settings["subject"]): twin for _, twin in bundled_records("steps") if twin.environment["gpu"]}
+    by_sweep: dict[str, list[Record]] = {}
+    for other in others:
+        by_sweep.setdefault(str(other.settings.get("subject")), []).append(other)
+    found = [repeat_record(bundled[sweep], runs) for sweep, runs in by_sweep.items() if sweep in bundled]
+    return found, [sweep for sweep in by_sweep if sweep not in bundled]
 
 
 def repeat_table(points: Iterable[Point]) -> str:
-    """Points of `compare_records` as markdown."""
-    keys = ("sweep", "arm", "n", "ratio_median", "ratio_min", "ratio_max")
+    """Points of `repeat` records as markdown."""
+    keys = ("sweep", "run", "arm", "n", "ratio_median", "ratio_min", "ratio_max")
     return tabulate([[point[key] for key in keys] for point in points], keys, tablefmt="pipe", floatfmt=".3f")
 
 
@@ -104,19 +108,19 @@ def _point(sweep: str, arm: str, ratios: list[float]) -> Point:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare `steps` records of the same sweep with the bundled one; with --out, keep what was found as a record."""
+    """Compare `steps` records with the bundled ones of their sweeps; with --out, keep what was found as records."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=main.__doc__)
-    parser.add_argument("records", nargs="+", type=Path, help="records of one sweep, measured on your GPU")
-    parser.add_argument("--out", type=Path, help="folder to write the record `repeat` to")
+    parser.add_argument("records", nargs="+", type=Path, help="`steps` records, measured on your GPU")
+    parser.add_argument("--out", type=Path, help="folder to write records `repeat` to")
     asked = parser.parse_args(arguments)
     try:
-        others = [read_record(path) for path in asked.records]
-        bundled = bundled_twin(others[0])
-        record = repeat_record(bundled, others)
+        found, without = repeats_of([read_record(path) for path in asked.records])
     except ValueError as error:
         parser.error(str(error))
-    print(repeat_table(record.points))
-    if asked.out is not None:
+    print(repeat_table(point for record in found for point in record.points))
+    if without:
+        print(f"no bundled record of {', '.join(without)}: left out")
+    for record in found if asked.out is not None else ():
         write_record(record, asked.out / record.file_name)
 
 

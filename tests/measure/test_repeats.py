@@ -50,8 +50,10 @@ def test_a_users_record_is_compared_with_the_bundled_one_and_kept(tmp_path, caps
     mine = tmp_path / "mine.json"
     other = slower(BUNDLED, [2.0] * len(GRAPHS))
     write_record(other, mine)
-    main([str(mine), "--out", str(tmp_path)])
-    assert "piecewise_off" in capsys.readouterr().out
+    write_record(attrs.evolve(other, settings=other.settings | {"subject": "decode"}), tmp_path / "decode.json")
+    main([str(mine), str(tmp_path / "decode.json"), "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "piecewise_off" in printed and "no bundled record of decode: left out" in printed
     assert read_record(tmp_path / "repeat-window-nvidia-h200.json") == repeat_record(BUNDLED, [other])
     with pytest.raises(SystemExit) as stopped:
         main([str(tmp_path / "missing.json")])

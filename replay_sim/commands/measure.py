@@ -9,7 +9,7 @@ from click.core import ParameterSource
 from replay_sim.commands import _options
 from replay_sim.config import SHAPES
 
-SUITES = ("run", "pool", "movement", "region", "steps")
+SUITES = ("run", "pool", "movement", "region", "laptop", "steps")
 SWEEPS = ("threshold", "decode", "requests", "prompt", "experts", "window", "budget", "layers", "capture")
 ARMS = (
     "eager_off",

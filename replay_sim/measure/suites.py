@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import torch
 
 from replay_sim.capture import CaptureBackend
 from replay_sim.config import DEFAULT_PRESET, DecoderShape, ServingConfig, load_config
 from replay_sim.measure.capture_times import capture_points
 from replay_sim.measure.environment import describe_environment
+from replay_sim.measure.laptop import measure_laptop
 from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
 from replay_sim.measure.replay_region import region_points
@@ -212,5 +214,19 @@ def _region(request: MeasureRequest) -> tuple[list[Record], str]:
     return [_record(request, "region", settings, regions), forms], summary
 
 
+def _laptop(request: MeasureRequest) -> tuple[list[Record], str]:
+    """Processor seconds and memory of planning, on this machine's CPU."""
+    points, summary = measure_laptop(progress=progress_bar)
+    environment = describe_environment(torch.device("cpu"))
+    record = attrs.evolve(_record(request, "laptop", {"subject": "planning"}, points), environment=environment)
+    return [record], summary
+
+
 STEPS = "steps"
-SUITES: dict[str, Suite] = {"run": _run, "pool": _pool, "movement": _movement, "region": _region}
+SUITES: dict[str, Suite] = {
+    "run": _run,
+    "pool": _pool,
+    "movement": _movement,
+    "region": _region,
+    "laptop": _laptop,
+}

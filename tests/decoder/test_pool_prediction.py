@@ -130,23 +130,22 @@ def test_early_aux_states_take_the_replay_graphs_off_the_shared_stream() -> None
 
 
 MEASURED_PROCESS = f"""
-import json, resource, time
+import json, resource
 from replay_sim.config import FLASH_RANK, load_config
 from replay_sim.decoder.pool_prediction import record_plan
 from replay_sim.plan import make_plan
 plan = make_plan(load_config({LARGEST_PRESET!r}))
 memory = record_plan(FLASH_RANK, plan)
 memory.predict()
-print(json.dumps([len(plan.replay_sizes), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+print(json.dumps([len(plan.replay_sizes), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 """
 
 
-def test_a_plan_of_32_sizes_at_full_shapes_takes_seconds_and_little_memory() -> None:
-    """Point 5: under 10 s of one core and under 1 GiB, the start of the process included."""
+def test_a_plan_of_32_sizes_at_full_shapes_takes_little_memory() -> None:
+    """Point 5 of pool reuse: under 1 GiB; its seconds are in the `laptop` record."""
     done = subprocess.run([sys.executable, "-c", MEASURED_PROCESS], capture_output=True, text=True, check=True)
-    sizes, seconds, kib = json.loads(done.stdout)
+    sizes, kib = json.loads(done.stdout)
     assert sizes == 32
-    assert seconds < 10
     assert kib < 1 << 20
 
 

@@ -142,7 +142,7 @@ class SpeedupCells:
         if refusal or self.model is None:
             reason = refusal or "not measured, and no step-time model is bundled"
             return Cell(settings=settings, kind=CellKind.NONE, source=reason)
-        (ours, outside), (theirs, base_outside) = (self._predicted(settings, name) for name in (arm, base))
+        (ours, outside), (theirs, base_outside) = (self.predicted(settings, name) for name in (arm, base))
         why = outside or base_outside
         errors = [self.model.errors[name] for name in (arm, base) if name in self.model.errors]
         error = f"; held-out step time is off by {max(one.median for one in errors):.1%} (median)" if errors else ""
@@ -155,9 +155,13 @@ class SpeedupCells:
             source=f"modelled outside of what was measured: {why}" if why else f"modelled{error}",
         )
 
-    def _predicted(self, settings: PrefillSettings, name: str) -> tuple[float, str | None]:
-        """The sum of a prefill's modelled steps in microseconds, and why one of them is outside."""
-        assert self.model is not None
+    def predicted(self, settings: PrefillSettings, name: str) -> tuple[float, str | None]:
+        """The sum of a prefill's modelled steps in microseconds as the arm, and why one of them is outside.
+
+        Raises ValueError if there is no model.
+        """
+        if self.model is None:
+            raise ValueError("no step-time model is bundled")
         shape = shape_of(settings, self.model.shape)
         total, outside = 0.0, None
         for record, computed, is_arm, count in dispatched_steps(settings, name):

@@ -18,9 +18,9 @@ $(STAMP): environment.yml pyproject.toml
 test: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 ifneq ($(NOTEBOOKS),)
-	$(BIN)/pytest --nbval-lax --nbval-cell-timeout=300 notebooks
+	$(BIN)/pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout=300 notebooks
 endif
 
 explore: env

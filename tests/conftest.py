@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from faults.table import FAULTS, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,3 +62,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+_tables_of_workers: list[str] = []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands the table of known faults that it collected to the process that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and FAULTS:
+        output["faults"] = markdown()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Takes a worker's table; each of them collected all tests."""
+    _tables_of_workers.append(node.workeroutput.get("faults", "") if hasattr(node, "workeroutput") else "")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Prints the table of known faults after a run that collected their tests."""
+    table = markdown() if FAULTS else max(_tables_of_workers, default="")
+    if table:
+        terminalreporter.section("known faults")
+        terminalreporter.write_line(table)

@@ -13,6 +13,7 @@ from replay_sim.commands import _options
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
     from replay_sim.explore.sweep_grid import Axes
@@ -72,7 +73,9 @@ def command(
     workloads = _workloads(axes, trace, profile, requests, seed)
     points = _points(configs, axes, workloads)
     kept = out.with_name(out.name + ".points")
-    with PointsFile(kept, fingerprint(points, workloads), resume=resume) as file, _executor(dask, workers) as executor:
+    mark = fingerprint(points, workloads)
+    opened, where = _executor(dask, workers)
+    with opened as executor, PointsFile(kept, mark, resume=resume) as file:
         by_source = {workload.source: workload for workload in workloads}
         try:
             rows = run_sweep(points, by_source, executor, file, progress=progress_bar)
@@ -82,7 +85,6 @@ def command(
             raise
         write_table(out, rows)
         file.remove()
-    where = f"the Dask cluster at {dask}" if dask else f"{workers or _cores()} worker processes"
     click.echo(_as_text(rows, f"on {where} in {time.perf_counter() - began:.1f} s: {out}"))
 
 
@@ -117,16 +119,14 @@ def _points(configs: tuple[str, ...], axes: Axes, workloads: list[SweptWorkload]
     return design_points({name: load_config(name) for name in configs}, workloads, axes, plans)
 
 
-def _executor(dask: str | None, workers: int | None) -> AbstractContextManager:
-    from replay_sim.explore.sweep_executors import dask_cluster, process_pool
+def _executor(dask: str | None, workers: int | None) -> tuple[AbstractContextManager[Executor], str]:
+    """What the points run on, and that in words."""
+    from replay_sim.explore.sweep_executors import cores, dask_cluster, process_pool
 
-    return process_pool(workers or _cores()) if dask is None else dask_cluster(dask)
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
+    if dask is not None:
+        return dask_cluster(dask), f"the Dask cluster at {dask}"
+    count = workers or cores()
+    return process_pool(count), "1 worker process" if count == 1 else f"{count} worker processes"
 
 
 def _as_text(rows: list[Row], done: str) -> str:

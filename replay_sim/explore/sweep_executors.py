@@ -13,6 +13,11 @@ from contextlib import contextmanager
 CONNECT_SECONDS = 10
 
 
+def cores() -> int:
+    """Cores of this machine that a process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def process_pool(workers: int) -> Iterator[Executor]:
     """So many fresh processes of this machine, each on the main module's import alone.

@@ -43,16 +43,23 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """The table of a file that `write_table` wrote, as `table_of` makes it; a failed point's sizes may be empty."""
+    """The table of a file that `write_table` wrote, as `table_of` makes it of the rows."""
     check_suffix(path)
-    if path.suffix == ".json":
-        return table_of(json.loads(path.read_text(encoding="utf-8")))
-    figures = [name for name in COLUMNS if name not in (*WORDS, *SIZES)]
-    missing = {name: [""] for name in figures}
-    table = pd.read_csv(path, keep_default_na=False, na_values=missing, float_precision="round_trip")
-    for name in SIZES:
-        table[name] = [[int(size) for size in str(text).split()] for text in table[name]]
-    return table[list(COLUMNS)]
+    text = path.read_text(encoding="utf-8")
+    return table_of(
+        json.loads(text) if path.suffix == ".json" else [_row(r) for r in csv.DictReader(io.StringIO(text))]
+    )
+
+
+def _row(texts: dict[str, str]) -> Row:
+    """The row of a CSV's line; a failed point has no sizes and no figures."""
+    row: Row = {}
+    for name, text in texts.items():
+        if name in SIZES:
+            row[name] = None if texts["error"] else [int(size) for size in text.split()]
+        else:
+            row[name] = text if name in WORDS else json.loads(text or "null")
+    return row
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:

@@ -1,0 +1,132 @@
+"""The sweep command: its table, resuming, and one line for what it cannot use (issue 9)."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from small_config import write_config, write_trace
+
+from replay_sim import cli
+from replay_sim.explore.sweep_table import read_table
+
+GRID = ("--grid", "window=4,8,20", "--grid", "max_num_seqs=2:4:2", "--grid", "plan=default,eager")
+"""A window of 20 exceeds the threshold of 16: those points fail."""
+ONE = ("--grid", "window=8")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, beside the input."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["sweep", *args])
+    captured = capsys.readouterr()
+    return int(exited.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[str, ...]:
+    """A config and a trace that are swept in a moment, by one process."""
+    return write_config(tmp_path), "--trace", str(write_trace(tmp_path)), "--workers", "1"
+
+
+def test_it_writes_the_table_and_says_what_is_best(small, capsys, here: Path) -> None:
+    status, out, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
+    first, failed, best, source, *_ = out.splitlines()
+    assert (status, err) == (0, "") and first.startswith("12 points, 4 of which failed, on 1 worker process in ")
+    assert failed.startswith("4 failed: decoder_replay_trim_threshold: 16 is not allowed; it must exceed window 20")
+    table = read_table(here / "sweep.csv")
+    least = table.loc[table["workload_s"].idxmin()]
+    assert best.startswith(f"Least time: window {least['window']}, max_num_seqs {least['max_num_seqs']}, ")
+    assert source.startswith("Times are modelled, fitted to ")
+    assert table["window"].tolist() == [4] * 4 + [8] * 4 + [20] * 4 and table["error"].str.len().gt(0).sum() == 4
+    assert [path.name for path in here.iterdir()] == ["sweep.csv"]
+
+
+def test_json_holds_the_same(small, capsys, here: Path) -> None:
+    assert (
+        run(capsys, *small, *ONE, "--out", "sweep.json")[0] == run(capsys, *small, *ONE, "--out", "sweep.csv")[0] == 0
+    )
+    (row,) = json.loads((here / "sweep.json").read_text())
+    (same,) = read_table(here / "sweep.csv").to_dict("records")
+    assert row["num_replay_graphs"] == 2 and row["decoder_replay_cudagraph_capture_sizes"] == [8, 16]
+    assert (row["expected_step_ms"], row["plan"]) == (same["expected_step_ms"], "explicit")
+
+
+def test_an_interrupt_says_how_to_go_on_and_resume_does(small, capsys, here: Path, monkeypatch) -> None:
+    def interrupted(rows, what):
+        for row in rows:
+            yield row
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("replay_sim.commands.sweep.progress_bar", interrupted)
+        status, out, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
+    assert (status, out) == (130, "") and "6 of 12 points are in sweep.csv.points; --resume goes on with them" in err
+    assert [path.name for path in here.iterdir()] == ["sweep.csv.points"]
+    kept = (here / "sweep.csv.points").read_bytes()
+    status, _, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
+    assert status == 2 and "did not end" in err and (here / "sweep.csv.points").read_bytes() == kept
+    status, _, err = run(capsys, *small, *ONE, "--out", "sweep.csv", "--resume")
+    assert status == 2 and "another sweep" in err
+    assert run(capsys, *small, *GRID, "--out", "sweep.csv", "--resume")[0] == 0
+    resumed = (here / "sweep.csv").read_bytes()
+    assert run(capsys, *small, *GRID, "--out", "again.csv")[0] == 0
+    assert (here / "again.csv").read_bytes() == resumed
+
+
+def test_profiles_and_configs_are_axes_too(capsys, here: Path) -> None:
+    axes = ("--grid", "profile=conversation", "--grid", "max_num_seqs=8")
+    status, _, _ = run(capsys, "default", "b200-tp4-c32", *axes, "--requests", "5", "--workers", "1", "--out", "t.csv")
+    table = read_table(here / "t.csv")
+    assert status == 0 and table["config"].tolist() == ["default", "b200-tp4-c32"]
+    assert table["workload"].str.contains("profile conversation").all()
+
+
+BAD = {
+    "no grid": (("default", "--out", "t.csv"), ["--grid"]),
+    "no config": ((*ONE, "--out", "t.csv"), ["CONFIG"]),
+    "no file": (("default", *ONE), ["--out"]),
+    "another form": (("default", *ONE, "--out", "t.parquet"), ["out", "t.parquet", ".csv or .json"]),
+    "an unknown config": (("defualt", *ONE, "--out", "t.csv"), ["'defualt'", "did you mean 'default'"]),
+    "no values": (("default", "--grid", "window", "--out", "t.csv"), ["grid", "'window'", "NAME=VALUES"]),
+    "an unknown axis": (("default", "--grid", "windw=8", "--out", "t.csv"), ["'windw'", "did you mean 'window'"]),
+    "a value that is no number": (("default", "--grid", "window=8,x", "--out", "t.csv"), ["window='x'"]),
+    "an empty range": (("default", "--grid", "window=9:8:1", "--out", "t.csv"), ["window=9:8:1"]),
+    "an unknown plan": (("default", "--grid", "plan=best", "--out", "t.csv"), ["plan", "'best'", "optimal-K"]),
+    "an unknown profile": (("default", "--grid", "profile=chat", "--out", "t.csv"), ["'chat'", "conversation"]),
+    "a trace and profiles": (
+        ("default", "--grid", "profile=conversation", "--trace", "t.csv", "--out", "t.csv"),
+        ["profile", "trace"],
+    ),
+    "too many points": (
+        ("default", "--grid", "window=1:2000:1", "--grid", "max_num_seqs=1:1000:1", "--out", "t.csv"),
+        ["2,000,000 points", "1,000,000"],
+    ),
+    "no workers": (("default", *ONE, "--workers", "0", "--out", "t.csv"), ["--workers", "0"]),
+    "workers and a cluster": (
+        ("default", *ONE, "--workers", "2", "--dask", "x", "--out", "t.csv"),
+        ["dask", "workers"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("args", "named"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_nothing_is_written(args, named, capsys, here: Path) -> None:
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "") and err.startswith("replay-sim: ") and err.count("\n") == 1
+    assert all(part in err for part in named), err
+    assert not list(here.iterdir())
+
+
+def test_without_the_extra_a_cluster_is_refused(small, capsys, monkeypatch, here: Path) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    status, _, err = run(capsys, *small[:3], *ONE, "--dask", "tcp://127.0.0.1:1", "--out", "t.csv")
+    assert status == 2 and "which the extra `dask` installs" in err and not list(here.iterdir())

@@ -13,7 +13,7 @@ from replay_sim.measure.measured_steps import shape_of_point
 from replay_sim.measure.records import Record
 from replay_sim.measure.roofline import Rates, step_parts
 from replay_sim.measure.step_case import case_of_point
-from replay_sim.measure.step_model import StepModel
+from replay_sim.measure.step_model import HOST_BOUND, StepModel
 
 ARM_NAMES = tuple(ARM_LOOKS)
 
@@ -169,10 +169,17 @@ def roofline_table(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def model_error_table(model: StepModel | None) -> pd.DataFrame:
-    """The step-time model's absolute error on held-out points by arm, percent; no line where there is no model."""
+    """The step-time model's absolute error in percent: on held-out points by arm, and on steps that the host bounds.
+
+    The latter are not all held out. No line where there is no model.
+    """
     errors = model.errors if model else {}
     rows = {
-        name: {"held-out points": e.n, "median error, %": 100 * e.median, "95th percentile, %": 100 * e.p95}
+        name.replace(HOST_BOUND, "bounded by the host"): {
+            "points": e.n,
+            "median error, %": 100 * e.median,
+            "95th percentile, %": 100 * e.p95,
+        }
         for name, e in errors.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index").round(1).rename_axis("arm")

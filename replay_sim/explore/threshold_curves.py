@@ -98,29 +98,26 @@ class ThresholdCurves:
         counts = [tokens for tokens in _counts(key) if not refused(_settings(key, tokens), key.arm)]
         if len(counts) < 2:
             return f"with {key.num_reqs} requests of window {key.window} no step here breaks for replay"
-        times, reasons = [], set()
+        times, errors, reasons = [], [], set()
         for tokens in counts:
             settings = _settings(key, tokens)
             both = [self._cells.predicted(settings, name) for name in (PAIRS[key.arm], key.arm)]
-            times.append([us for us, _ in both])
-            reasons |= {why for _, why in both if why}
+            times.append([one.us for one in both])
+            errors.append([one.us * self._deviation(one.error) for one in both])
+            reasons |= {one.outside for one in both if one.outside}
         without, with_ = np.array(times).T
         padded = counts if not key.in_graphs else [min(size for size in SIZES if size >= count) for count in counts]
-        errors = [self._error(name) for name in (PAIRS[key.arm], key.arm)]
-        curve = TrimCurve(
-            key, np.array(counts), np.array(padded), without, with_, np.stack([without, with_], axis=1) * errors
-        )
-        source = f"{self.model.source}; its band takes the error on held-out points as independent"
+        curve = TrimCurve(key, np.array(counts), np.array(padded), without, with_, np.array(errors))
+        source = f"{self.model.source}; its band takes errors as independent"
         if reasons:
             source += f"; asked outside of what it saw: {min(reasons)}"
         kind = CellKind.OUTSIDE if reasons else CellKind.MODELLED
         return ShownCurve(curve, kind, source, crossing(curve), dots)
 
-    def _error(self, arm: str) -> float:
-        """The standard deviation of the model's relative error."""
+    def _deviation(self, error: float | None) -> float:
+        """The standard deviation of a relative error whose median is this, or that of all steps."""
         assert self.model is not None
-        known = self.model.errors.get(arm) or self.model.errors["all"]
-        return known.median * MEDIAN_TO_DEVIATION
+        return (self.model.errors["all"].median if error is None else error) * MEDIAN_TO_DEVIATION
 
 
 def curve_key(arm: str, *, window: int = 128, num_reqs: int = 1, num_local_experts: int = 48) -> CurveKey:

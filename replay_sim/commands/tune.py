@@ -29,9 +29,7 @@ MIB = 1 << 20
     "--max-model-graphs", type=_options.counted, metavar="M", help="Most PIECEWISE graphs.  [default: as CONFIG]"
 )
 @click.option("--max-capture-s", type=click.FloatRange(0), metavar="S", help="Most seconds to capture all graphs.")
-@click.option(
-    "--max-pool-mib", type=click.FloatRange(0), metavar="MIB", help="Most MiB of graph pools; takes a minute."
-)
+@click.option("--max-pool-mib", type=click.FloatRange(0), metavar="MIB", help="Most MiB of graph pools; takes minutes.")
 @click.option("--emit", type=click.Choice(["vllm"]), help="Print the config to paste into that engine, nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
@@ -57,6 +55,7 @@ def command(
     from replay_sim.explore.tuning import tune
     from replay_sim.explore.tuning_costs import fitted_costs
     from replay_sim.explore.tuning_limits import Limits
+    from replay_sim.explore.workload_steps import BUSIEST
     from replay_sim.plan.capture_plan import make_plan
 
     if emit and as_json:
@@ -64,7 +63,6 @@ def command(
     if statistics is not None and (trace is not None or profile is not None):
         raise ValueError(f"statistics is {statistics!r}: neither trace nor profile may be given with it")
     serving = load_config(config)
-    plan = make_plan(serving)
     limits = Limits(
         max_graphs=max_graphs,
         max_model_graphs=max_model_graphs,
@@ -75,9 +73,10 @@ def command(
     assumed: tuple[str, ...] = ()
     unseen: StepCounts | None = None
     if statistics is not None:
-        seen, source, assumed = _from_statistics(statistics, plan)
+        seen, source, assumed = _from_statistics(statistics, make_plan(serving))
     else:
-        seen, unseen, source = _from_requests(serving, plan, costs, trace, profile, requests, seed)
+        assumed = (BUSIEST,)
+        seen, unseen, source = _from_requests(serving, costs, trace, profile, requests, seed)
     tuning = tune(serving, seen, unseen, costs, limits, _pool_bytes)
     if emit:
         named = [(chosen.name, chosen.config) for chosen in tuning.plans]
@@ -102,25 +101,18 @@ def _from_statistics(path: str, plan: "CapturePlan") -> tuple["StepCounts", str,
 
 def _from_requests(
     serving: "ServingConfig",
-    plan: "CapturePlan",
     costs: "FittedCosts",
     trace: str | None,
     profile: str | None,
     requests: int,
     seed: int,
 ) -> tuple["StepCounts", "StepCounts", str]:
-    """Both halves of the steps of a trace or a profile, scheduled in virtual time under the config's own plan."""
-    from replay_sim.explore.tuning_steps import in_halves, step_keys
-    from replay_sim.workload.scheduler import Scheduler
-    from replay_sim.workload.settings import SchedulerSettings
-    from replay_sim.workload.simulation import planned_dispatch
+    """Both halves of the steps of a trace or a profile, and the workload in words."""
+    from replay_sim.explore.workload_steps import scheduled_halves
     from replay_sim.workload.source import open_workload
 
     workload, source = open_workload(trace, profile=profile, num_requests=requests, seed=seed)
-    settings = SchedulerSettings.from_config(serving, seed=seed)
-    scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan), step_time=costs.seconds)
-    seen, unseen = in_halves(step_keys(progress_bar(scheduler.steps(), "steps"), plan))
-    return seen, unseen, source
+    return *scheduled_halves(serving, workload, costs, seed=seed, progress=progress_bar), source
 
 
 def _pool_bytes(plan: "CapturePlan") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import attrs
@@ -97,6 +98,7 @@ def tune(
     if not seen.total():
         raise ValueError("no steps to tune on: the workload has none")
     limits = _filled(limits or Limits(), own, default)
+    pool_bytes = None if pool_bytes is None else functools.cache(pool_bytes)
     configs = {"default": default_config(config), "own": config}
     found = _choose(config, configs, seen, costs, limits, pool_bytes)
     return Tuning(

@@ -69,7 +69,7 @@ def first_that_fits(
 ) -> int | None:
     """The index of the first plan within all limits, None if none is.
 
-    `pool_bytes` predicts the growth of the graph pools; it is asked only if there is such a limit, and costs seconds.
+    `pool_bytes` predicts the growth of the graph pools; it is asked only if there is such a limit.
     """
     seconds = None if limits.max_capture_s is None else measured_capture_seconds()
     for index, plan in enumerate(plans):
@@ -79,12 +79,23 @@ def first_that_fits(
             continue
         if seconds is not None and limits.max_capture_s is not None and seconds.of(plan) > limits.max_capture_s:
             continue
-        if limits.max_pool_bytes is None or _pool(plan, pool_bytes) <= limits.max_pool_bytes:
+        if limits.max_pool_bytes is None or _pool_fits(plan, limits.max_pool_bytes, pool_bytes):
             return index
     return None
 
 
-def _pool(plan: CapturePlan, pool_bytes: Callable[[CapturePlan], int] | None) -> int:
+def _pool_fits(plan: CapturePlan, most: int, pool_bytes: Callable[[CapturePlan], int] | None) -> bool:
+    """Whether the plan's pools are predicted to take at most so many bytes.
+
+    Graphs reuse the blocks of larger ones (C8), so that a plan takes hardly more than its largest model graph, or this
+    and its FULL graphs. These are the same for many plans and quickly predicted: where they are too much, all is.
+    """
     if pool_bytes is None:
         raise ValueError("max_pool_bytes: it needs a prediction of pool bytes")
-    return pool_bytes(plan)
+    if plan.model_sizes:
+        largest = plan.model_sizes[-1]
+        threshold = largest if largest in plan.breaking_sizes else None
+        alone = attrs.evolve(plan, model_sizes=(largest,), replay_sizes=(), trim_threshold=threshold, notes=())
+        if any(pool_bytes(part) > most for part in (attrs.evolve(alone, full_sizes=()), alone)):
+            return False
+    return pool_bytes(plan) <= most

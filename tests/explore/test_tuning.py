@@ -17,7 +17,7 @@ from replay_sim.explore.tuning_limits import Limits, measured_capture_seconds
 from replay_sim.explore.tuning_plans import choice_of, config_with, default_config, kept_for_full
 from replay_sim.explore.tuning_score import dispatched, score
 from replay_sim.explore.tuning_steps import from_statistics, in_halves, mixed_steps, step_key, step_keys
-from replay_sim.plan import full_capture_sizes, make_plan
+from replay_sim.plan import CapturePlan, full_capture_sizes, make_plan
 from replay_sim.plan.joint import JointSizes
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
@@ -162,6 +162,21 @@ def test_a_limit_on_pool_bytes_is_asked_of_the_prediction() -> None:
     assert limited.tuned.plan.largest_size <= most
     with pytest.raises(ValueError, match="max_pool_bytes 0"):
         tune(config, drawn_steps(config, 3, 60), None, COSTS, Limits(max_pool_bytes=0), lambda plan: 1)
+
+
+def test_pools_are_predicted_once_for_each_plan_and_not_at_all_where_the_largest_graph_is_too_much() -> None:
+    """A prediction takes seconds: no plan is asked for twice, and few in full."""
+    asked = []
+
+    def pool_bytes(plan: CapturePlan) -> int:
+        asked.append(plan)
+        return 10 * plan.largest_size + len(plan.model_sizes)
+
+    config = load_config("default")
+    tuning = tune(config, drawn_steps(config, 3, 60), None, COSTS, Limits(max_pool_bytes=6000), pool_bytes)
+    assert 10 * tuning.tuned.plan.largest_size + len(tuning.tuned.plan.model_sizes) <= 6000
+    assert len(set(asked)) == len(asked)
+    assert all(plan.largest_size <= 600 for plan in asked if len(plan.model_sizes) > 1)
 
 
 @pytest.mark.parametrize("name", ["max_graphs", "max_capture_s", "max_pool_bytes"])

@@ -1,0 +1,349 @@
+"""A world's system as it serves a history: every step is compared with plain clauses, the eager twin and float64."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from long_run.eager_twin import EagerTwin, TwinOutput
+from long_run.histories import Ask, Refused, Step
+from long_run.plain_step import (
+    PlainRecord,
+    PlainRequest,
+    PlainRow,
+    Sizes,
+    dispatch,
+    needs_of,
+    rows_of,
+)
+from long_run.poisons import Interrupt, interrupted_after, nan_out, poison_leftovers, poisoned_pads
+from long_run.worlds import POISONED_IDS, VOCAB, World
+from oracles.plain_decoder import PlainDecoder, Rows
+
+from replay_sim.batch.dispatch import StepNeeds, StepRecord, dispatch_needs, step_needs
+from replay_sim.batch.rank_dispatch import IDLE, rank_record, together
+from replay_sim.batch.request import Batch, Phase, Request
+from replay_sim.decoder.step import StepOutput, StepRunner
+from replay_sim.replay.graphs import ReplayForm
+
+TOLERANCE = 1e-4
+"""Relative error of a float32 row against float64 in the Euclidean norm, as in the tests of whole steps."""
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+Path = tuple[str, str, str, str, str]
+Arguments = tuple[Batch, list[np.ndarray], np.ndarray]
+
+
+@attrs.define
+class Tally:
+    """What was run: steps, those compared with float64, beside another rank, interrupted, refused; and each path.
+
+    A path is the model's reason (which implies its mode), the replay layers' mode and reason, the form of the replay
+    graphs and the sharing of the pool.
+    """
+
+    steps: int = 0
+    counts: Counter[str] = attrs.field(factory=Counter)
+    paths: Counter[Path] = attrs.field(factory=Counter)
+
+    def add(self, other: "Tally") -> None:
+        """Add what another tally counted."""
+        self.steps += other.steps
+        self.counts += other.counts
+        self.paths += other.paths
+
+
+class Served:
+    """One world's runner and its oracles, over one KV cache that holds NaN wherever nothing was written."""
+
+    def __init__(self, world: World, runner: StepRunner, tally: Tally) -> None:
+        self.world, self.runner, self.tally = world, runner, tally
+        self.twin = EagerTwin(world, runner.decoder.weights)
+        self.plain = PlainDecoder(world.shape, runner.decoder.weights) if world.against_float64 else None
+        self.num_slots = world.num_blocks * world.block_size
+        cache = runner.decoder.cache
+        self.caches = [tensor[: self.num_slots] for tensor in (*cache.window, cache.shared)]
+        self.start()
+
+    def start(self) -> None:
+        """Forget all requests; graphs and buffers stay as the history before left them."""
+        self.random = np.random.default_rng(self.world.seed)
+        self.free = self.random.permutation(self.world.num_blocks).tolist()
+        self.computed: dict[str, int] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.written = [set[int]() for _ in self.caches]
+        nan_out([*self.caches, *self.twin.caches], slice(None))
+        if self.plain is not None:
+            self.plain.histories.clear()
+        self.reserved = self.runner.backend.reserved_bytes()
+
+    def finish(self) -> None:
+        """S8, G4: at the end of a history no slot but those of its rows was written, and nothing was captured."""
+        for cache, written in zip(self.caches, self.written, strict=True):
+            assert set((~cache.isnan().any(1)).nonzero().flatten().tolist()) == written
+        assert self.runner.backend.reserved_bytes() == self.reserved
+
+    def step(self, step: Step) -> None:
+        """Run one step and compare all that it returns and leaves."""
+        self._release(step.finished)
+        requests = [self._request(ask) for ask in step.asks]
+        rows = rows_of(requests, self.world.shape.window, self.world.block_size)
+        ids = self.random.integers(POISONED_IDS, VOCAB, len(rows)).astype(np.int32)
+        self.runner.use_replay_form(step.form)
+        expected = self._expected_record(requests, step)
+        arguments = self._arguments(requests, ids)
+        if step.refused is not None and rows:
+            self._refuse(arguments, step.refused)
+        if step.poison is not None:
+            poison_leftovers(self.runner, step.poison)
+        record = self._dispatch(arguments[0], step)
+        if step.interrupted is not None:
+            self._interrupt(arguments, record, step.interrupted)
+        with poisoned_pads(self.runner, step.poison):
+            output = self.runner.run(*arguments, record)
+        self._compare_record(output.record, expected)
+        if expected.padded_tokens:
+            twin = self.twin.step(rows, ids.tolist(), [request.blocks for request in requests], expected)
+            self._compare_outputs(output, twin, rows, expected)
+        self._compare_caches(rows, expected)
+        self._compare_metadata(rows, expected, step)
+        self._compare_break_buffers(rows, expected, step.form)
+        self._compare_static_buffers(expected, step)
+        if self.plain is not None:
+            self._compare_float64(output, requests, rows, ids, expected)
+        self._count(step, expected)
+
+    def _release(self, names: str) -> None:
+        """Blocks of finished requests are free again and hold NaN, so that a read of what they held would be seen."""
+        for name in names:
+            blocks = self.blocks.pop(name, [])
+            del self.computed[name]
+            size = self.world.block_size
+            slots = [block * size + offset for block in blocks for offset in range(size)]
+            nan_out([*self.caches, *self.twin.caches], slots)
+            self.written = [written.difference(slots) for written in self.written]
+            self.free += blocks
+            if self.plain is not None:
+                self.plain.histories.pop(name, None)
+
+    def _request(self, ask: Ask) -> PlainRequest:
+        computed = self.computed.get(ask.name, 0) - ask.rejected
+        self.computed[ask.name] = computed + ask.length
+        blocks = self.blocks.setdefault(ask.name, [])
+        while len(blocks) * self.world.block_size < computed + ask.length:
+            blocks.append(self.free.pop())
+        window_start = 0 if ask.held is None else max(0, computed - ask.held)
+        return PlainRequest(ask.name, ask.length, computed, ask.decodes, ask.all_rows_read, window_start, tuple(blocks))
+
+    def _arguments(self, requests: Sequence[PlainRequest], ids: np.ndarray) -> Arguments:
+        batch = Batch(
+            Request(
+                request.length,
+                request.computed,
+                Phase.DECODE if request.decodes else Phase.PREFILL,
+                request.all_rows_read,
+                request.window_start,
+                request.name,
+            )
+            for request in requests
+        )
+        return batch, [np.array(request.blocks, np.int32) for request in requests], ids
+
+    def _expected_record(self, requests: Sequence[PlainRequest], step: Step) -> PlainRecord:
+        plan, world = self.world.plan, self.world
+        own = needs_of(requests, plan.window, plan.query_len_decode)
+        if not requests and step.other is not None:
+            own = attrs.evolve(own, uniform=True)
+        others = () if step.other is None else (step.other,)
+        tokens = max(needs.tokens for needs in (own, *others))
+
+        def sizes(planned: tuple[int, ...], kind: str) -> Sizes:
+            return Sizes(planned, {size for size in planned if (kind, size) not in world.missing})
+
+        breaking = [size for size in plan.model_sizes if plan.trim_threshold and size >= plan.trim_threshold]
+        replay = sizes(plan.replay_sizes, "replay")
+        if step.form is ReplayForm.ONE_LAUNCH and tokens > max(breaking, default=0):
+            replay = Sizes(plan.replay_sizes, ())
+        kinds = {"FULL": sizes(plan.full_sizes, "FULL"), "PIECEWISE": sizes(plan.model_sizes, "PIECEWISE")}
+        return dispatch(own, others, kinds | {"REPLAY": replay}, plan.trim_threshold)
+
+    def _dispatch(self, batch: Batch, step: Step) -> StepRecord:
+        """The system's record; beside another rank, whose part the agreement's all-reduce would bring, from both."""
+        if step.other is None:
+            return self.runner.dispatch(batch)
+        other, plan = step.other, self.world.plan
+        own = step_needs(batch, plan) if batch.num_reqs else IDLE
+        needs = together([own, StepNeeds(other.tokens, other.requests, other.uniform, other.kept, other.trims)])
+        agreed = dispatch_needs(
+            needs,
+            plan,
+            model_sizes=self.runner.model_graphs.keys(),
+            full_sizes=self.runner.full_graphs.keys(),
+            replay_sizes=self.runner.replay_layers.graph_sizes(needs.num_tokens),
+        )
+        return rank_record(agreed, own)
+
+    def _refuse(self, arguments: Arguments, refused: Refused) -> None:
+        batch, tables, ids = arguments
+        if refused is Refused.TOKEN_ID:
+            ids = np.append(ids[1:], np.int32(VOCAB))
+        elif refused is Refused.TOO_FEW_IDS:
+            ids = ids[1:]
+        elif refused is Refused.BLOCK_ID:
+            tables = [np.append(table, np.int32(self.world.num_blocks)) for table in tables]
+        else:
+            tables = [table[:0] for table in tables]
+        with pytest.raises(ValueError, match=refused.value):
+            self.runner.step(batch, tables, ids)
+        self.tally.counts["refused"] += 1
+
+    def _interrupt(self, arguments: Arguments, record: StepRecord, kv_writes: int) -> None:
+        with interrupted_after(kv_writes):
+            try:
+                self.runner.run(*arguments, record)
+            except Interrupt:
+                self.tally.counts["interrupted"] += 1
+
+    def _compare_record(self, record: StepRecord, expected: PlainRecord) -> None:
+        """D1-D4, G3, S5, X1, X2."""
+        replay_mode = None if record.replay_mode is None else record.replay_mode.name
+        assert (
+            PlainRecord(
+                record.num_tokens,
+                record.padded_tokens,
+                record.mode.name,
+                record.replay_rows,
+                record.padded_rows,
+                replay_mode,
+                record.reason.name,
+                record.num_reqs,
+                record.model_reason.name,
+            )
+            == expected
+        )
+
+    def _compare_outputs(
+        self, output: StepOutput, twin: TwinOutput, rows: Sequence[PlainRow], expected: PlainRecord
+    ) -> None:
+        """G5, L5, L6, S8: every row's bits, zeros where trimmed, all finite whatever the pads hold."""
+        pairs = [
+            *zip((output.hidden_states, output.pre_mix, *output.late_aux), twin.replay, strict=True),
+            *zip(output.early_aux, twin.early_aux, strict=True),
+        ]
+        for actual, wanted in pairs:
+            assert actual.dtype == wanted.dtype and len(actual) == len(rows)
+            assert bool(actual.isfinite().all()), "a row of the step is not finite"
+            assert torch.equal(actual, wanted), "the step's bits differ from the eager twin's"
+        if expected.replay_mode is not None:
+            trimmed = [index for index, row in enumerate(rows) if not row.kept]
+            assert not bool(output.hidden_states[trimmed].any()), "a trimmed row is not zero"
+
+    def _compare_caches(self, rows: Sequence[PlainRow], expected: PlainRecord) -> None:
+        """S8, L3: all KV's bits; and by layer the slots that were ever written, which `finish` looks at."""
+        for actual, wanted in zip(self.caches, self.twin.caches, strict=True):
+            bits = BITS[actual.dtype]
+            assert torch.equal(actual.view(bits), wanted.view(bits)), "the KV cache differs from the eager twin's"
+        kept_only = expected.replay_mode is not None
+        for layer, written in enumerate(self.written):
+            after_cut = self.world.shape.cut < layer < self.world.shape.num_layers
+            written.update(row.slot for row in rows if row.kept or not (kept_only and after_cut))
+
+    def _compare_metadata(self, rows: Sequence[PlainRow], expected: PlainRecord, step: Step) -> None:
+        """S1-S4, S8: the rows' metadata and that of the replay batch, on the device, entry by entry."""
+        batch, replay = self.runner.contexts.batch, self.runner.contexts.replay
+        columns = [
+            (batch.positions, [row.position for row in rows]),
+            (batch.slot_mapping, [row.slot for row in rows]),
+            (batch.request_of_row, [row.request for row in rows]),
+            (batch.window_start, [row.start for row in rows]),
+        ]
+        pads = [
+            (batch.slot_mapping, expected.padded_tokens, len(rows)),
+            (batch.request_of_row, expected.padded_tokens, len(rows)),
+        ]
+        if expected.replay_mode is not None:
+            kept = [row for row in rows if row.kept]
+            places = [index for index, row in enumerate(rows) if row.kept]
+            columns += [
+                (replay.rows, places),
+                (replay.positions, [row.position for row in kept]),
+                (replay.slot_mapping, [row.slot for row in kept]),
+                (replay.request_of_row, [row.request for row in kept]),
+                (replay.window_start_first, [row.start for row in kept]),
+                (replay.window_start_rest, [row.start_rest for row in kept]),
+                (replay.num_rows, [len(kept)]),
+            ]
+            pads += [
+                (replay.slot_mapping, expected.padded_rows, len(kept)),
+                (replay.request_of_row, expected.padded_rows, len(kept)),
+            ]
+            row_of = dict(zip(places, range(len(kept)), strict=True))
+            assert replay.output_row_of.tolist() == [row_of.get(row, -1) for row in range(replay.max_rows)]
+        for tensor, values in columns:
+            assert tensor[: len(values)].tolist() == values
+        for tensor, padded, count in pads:
+            assert tensor[count:padded].tolist() == [-1] * (padded - count)
+
+    def _compare_break_buffers(self, rows: Sequence[PlainRow], expected: PlainRecord, form: ReplayForm) -> None:
+        """L6: where no flag is set a row is zero; after a step that filled the buffers the flags name its kept rows."""
+        buffers = self.runner.replay_layers.break_buffers
+        flags = buffers.written.amax(0)
+        for tensor in buffers.tensors.values():
+            assert not bool(tensor[flags == 0].any()), "a row without a flag is not zero"
+        one_launch = form is ReplayForm.ONE_LAUNCH and expected.replay_mode == "PIECEWISE"
+        if expected.replay_mode is not None and (expected.mode == "PIECEWISE" or one_launch):
+            assert flags.nonzero().flatten().tolist() == [index for index, row in enumerate(rows) if row.kept]
+
+    def _compare_static_buffers(self, expected: PlainRecord, step: Step) -> None:
+        """B2: pads are zero after a replay graph, unless they were poisoned after a breakable graph's gather."""
+        if expected.replay_mode != "PIECEWISE" or (step.poison and step.form is ReplayForm.BREAKABLE):
+            return
+        for tensor in self.runner.replay_layers.inputs.tensors.values():
+            assert not bool(tensor[expected.replay_rows : expected.padded_rows].any()), "a pad is not zero"
+
+    def _compare_float64(
+        self,
+        output: StepOutput,
+        requests: Sequence[PlainRequest],
+        rows: Sequence[PlainRow],
+        ids: np.ndarray,
+        expected: PlainRecord,
+    ) -> None:
+        """Every kept row and every early aux state against the decoder of one row at a time."""
+        assert self.plain is not None
+        begins = np.cumsum([0, *(request.length for request in requests)])
+        asked = [
+            Rows(
+                request_id=request.name,
+                token_ids=ids[begin : begin + request.length].tolist(),
+                computed=request.computed,
+                prefill=not request.decodes,
+                all_rows_read=request.all_rows_read,
+                window_start=request.window_start,
+            )
+            for request, begin in zip(requests, begins, strict=False)
+        ]
+        wanted = self.plain.step(asked, trimmed=expected.replay_mode is not None)
+        for index, row in enumerate(wanted):
+            pairs = list(zip((aux[index] for aux in output.early_aux), row.early_aux, strict=True))
+            if row.kept:
+                pairs += [(output.hidden_states[index], row.streams), (output.pre_mix[index], row.pre)]
+                pairs += zip((aux[index] for aux in output.late_aux), row.late_aux, strict=True)
+            for actual, right in pairs:
+                error = np.linalg.norm(actual.double().numpy() - right) / np.linalg.norm(right)
+                assert error <= TOLERANCE, f"row {index} is off by {error:.2g} of its norm"
+        self.tally.counts["compared with float64"] += 1
+
+    def _count(self, step: Step, expected: PlainRecord) -> None:
+        self.tally.steps += 1
+        self.tally.counts["beside another rank"] += step.other is not None
+        self.tally.counts["with poison"] += step.poison is not None
+        path = (
+            expected.model_reason,
+            expected.replay_mode or "",
+            expected.reason,
+            step.form.name,
+            self.runner.sharing.sharing.name,
+        )
+        self.tally.paths[path] += 1

@@ -1,0 +1,33 @@
+"""Whole steps of random worlds are right: against plain clauses, an eager twin bit for bit, and float64."""
+
+import pytest
+from long_run.runs import Report, possible_paths, run_worlds
+
+STEPS, FIRST_SEED = 2000, 1
+LEAST_PATHS = 80
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return run_worlds(FIRST_SEED, STEPS)
+
+
+def test_every_step_of_random_histories_is_right(report: Report) -> None:
+    """S1-S8, L2-L7, G1-G5, D1-D4, X1, X2, B2: `make long-run` runs as many as it is asked for."""
+    assert not report.failures, report.failures[0]
+    assert report.tally.steps >= STEPS
+
+
+def test_the_steps_take_the_paths_that_there_are(report: Report) -> None:
+    """D1-D3: every reason beside every other, in both forms of graphs, with all sharings of the pool."""
+    paths, possible = set(report.tally.paths), possible_paths()
+    assert paths <= possible and len(paths) >= LEAST_PATHS
+    for part in (slice(0, 3), slice(3, 5)):
+        assert {path[part] for path in paths} == {path[part] for path in possible}
+
+
+def test_the_steps_meet_what_goes_wrong(report: Report) -> None:
+    """Poison, interrupts, refusals, other ranks, and the decoder in float64 beside them."""
+    counts = report.tally.counts
+    for what in ("with poison", "beside another rank", "interrupted", "refused", "compared with float64"):
+        assert counts[what] >= 20, what

@@ -11,11 +11,11 @@ from replay_sim.commands import _options
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from replay_sim.config import ServingConfig
+    from replay_sim.explore.tuning_costs import FittedCosts
     from replay_sim.plan.capture_plan import CapturePlan
-    from replay_sim.workload.scheduler import StepTime
     from replay_sim.workload.simulation import Simulation
     from replay_sim.workload.trace import TraceRequest
 
@@ -122,16 +122,19 @@ def command(
     drawn = {"seed": seed, "acceptance_rate": acceptance_rate, "prompt_logprobs_share": prompt_logprobs_share}
     drawn |= {"prefix_cache_blocks": prefix_cache_blocks}
     settings = SchedulerSettings.from_config(serving, **drawn)
-    step_time, how = _step_time(serving) if timed else (None, NO_TIMES)
+    costs = _costs(serving) if timed else None
+    how = NO_TIMES if costs is None else f"in virtual time, {costs.source}"
+    step_time = None if costs is None else costs.seconds
     scheduler = Scheduler(workload, settings, dispatch=planned_dispatch(plan), step_time=step_time)
     simulation = Simulation()
     for _ in progress_bar(simulation.watch(itertools.islice(scheduler.steps(), steps)), "steps"):
         pass
+    guesses = () if costs is None else costs.guesses_of_table(simulation.table)
     if as_json:
-        about = {"config": config, "workload": source, "source": how} | drawn
+        about = {"config": config, "workload": source, "source": how, "outside_of_what_was_measured": guesses} | drawn
         click.echo(json.dumps(_as_dict(simulation, plan, about)))
     else:
-        click.echo(_as_text(simulation, plan, source, how, rows, time.perf_counter() - began))
+        click.echo(_as_text(simulation, (*plan.notes, *guesses), source, how, rows, time.perf_counter() - began))
 
 
 def _execute(
@@ -152,12 +155,11 @@ def _execute(
     click.echo(f"Workload: {source}\n\n{report.markdown(rows)}")
 
 
-def _step_time(serving: "ServingConfig") -> "tuple[StepTime, str]":
-    """The seconds of a step by the bundled model, and what it was fitted to; ValueError if none is bundled."""
+def _costs(serving: "ServingConfig") -> "FittedCosts":
+    """What steps cost by the bundled model; ValueError if none is bundled."""
     from replay_sim.explore.tuning_costs import fitted_costs
 
-    costs = fitted_costs(serving)
-    return costs.seconds, f"in virtual time, {costs.source}"
+    return fitted_costs(serving)
 
 
 def _as_dict(simulation: "Simulation", plan: "CapturePlan", about: dict[str, Any]) -> dict[str, Any]:
@@ -175,13 +177,15 @@ def _as_dict(simulation: "Simulation", plan: "CapturePlan", about: dict[str, Any
     } | ({} if times is None else {"times": times})
 
 
-def _as_text(simulation: "Simulation", plan: "CapturePlan", source: str, how: str, limit: int, seconds: float) -> str:
+def _as_text(
+    simulation: "Simulation", notes: "Sequence[str]", source: str, how: str, limit: int, seconds: float
+) -> str:
     """The tables, the counts, and a line that says what was done."""
     counts = simulation.as_dict()
     lines = [
         f"Workload: {source}",
         f"Dispatch is {how}.",
-        *(f"Note: {note}" for note in plan.notes),
+        *(f"Note: {note}" for note in notes),
         "",
         simulation.table.markdown(limit),
         "",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from replay_sim.batch.dispatch import CudagraphMode, StepRecord
+from replay_sim.batch.dispatch import CudagraphMode, DispatchTable, StepRecord
 from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig
 from replay_sim.explore.tuning_score import Dispatched, dispatched, step_us
 from replay_sim.explore.tuning_steps import StepCounts, StepKey
@@ -96,6 +96,21 @@ class FittedCosts:
         return tuple(
             f"extrapolated, {of_steps:.1%} of the steps and {of_time:.1%} of the time: {reason}"
             for reason, (of_steps, of_time) in shares.items()
+        )
+
+    def guesses_of_table(self, table: DispatchTable) -> tuple[str, ...]:
+        """As `guesses`, of the steps of a dispatch table, which holds their mode and tokens and no more."""
+        domain = self._costs.model.domain
+        least, most = (end(arm["num_tokens"][at] for arm in domain.values()) for at, end in ((0, min), (1, max)))
+        steps: Counter[str] = Counter()
+        for (tokens, _, mode), count in table.model.items():
+            if mode is CudagraphMode.FULL and "full" not in domain:
+                steps["they run in FULL graphs, and arm full was not measured"] += count
+            elif not least <= tokens <= most:
+                steps[f"num_tokens are not from {least} to {most}, which were measured"] += count
+        return tuple(
+            f"extrapolated, {count / table.num_steps:.1%} of the steps: {reason}"
+            for reason, count in steps.most_common()
         )
 
 

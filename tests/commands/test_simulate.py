@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from small_config import NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS, write_config, write_trace
 
-from replay_sim.batch.dispatch import StepRecord
+from replay_sim.batch.dispatch import DispatchTable, StepRecord
 from replay_sim.commands.simulate import command
 from replay_sim.explore import tuning_costs
 
@@ -96,12 +96,17 @@ def test_in_virtual_time_a_higher_rate_fills_the_batches_and_requests_have_times
         def seconds(record: StepRecord) -> float:
             return 0.005 + record.padded_tokens * 1e-6
 
+        @staticmethod
+        def guesses_of_table(table: DispatchTable) -> tuple[str, ...]:
+            return (f"{table.num_steps} steps guessed",)
+
     monkeypatch.setattr(tuning_costs, "fitted_costs", lambda config: Costs())
     slow, fast = (
         json.loads(output(PRESET, "--requests", "60", "--timed", "--request-rate", rate, "--json"))
         for rate in ("0.5", "500")
     )
     assert slow["source"] == "in virtual time, a step time for tests"
+    assert slow["outside_of_what_was_measured"] == [f"{slow['summary']['steps']} steps guessed"]
     assert slow["summary"]["requests_finished"] == slow["times"]["ttft_s"]["count"] == 60
     assert fast["summary"]["steps"] < slow["summary"]["steps"] == slow["times"]["step_s"]["count"]
     assert 0.005 <= slow["times"]["ttft_s"]["p50"] < fast["times"]["ttft_s"]["p50"]
@@ -111,7 +116,7 @@ def test_in_virtual_time_a_higher_rate_fills_the_batches_and_requests_have_times
         == (slow["summary"]["tokens"])
     )
     text = output(PRESET, "--requests", "20", "--timed")
-    assert "Dispatch is in virtual time, a step time for tests." in text
+    assert "Dispatch is in virtual time, a step time for tests." in text and "steps guessed" in text
     assert all(f"{name}: median " in text for name in ("Step time", "TTFT", "Time per output token"))
 
 

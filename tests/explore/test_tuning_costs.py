@@ -6,7 +6,7 @@ import attrs
 import pytest
 from explore.tuning_cases import drawn_steps
 
-from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.batch.dispatch import CudagraphMode, DispatchTable
 from replay_sim.batch.request import Batch
 from replay_sim.config import FLASH_RANK, load_config
 from replay_sim.explore.tuning import tune
@@ -99,3 +99,16 @@ def test_without_a_fitted_model_it_says_what_is_missing(monkeypatch: pytest.Monk
     monkeypatch.setattr("replay_sim.measure.step_model.bundled_model", lambda: None)
     with pytest.raises(ValueError, match="no step-time model is bundled"):
         fitted_costs(load_config("default"))
+
+
+def test_of_a_dispatch_table_it_is_said_which_steps_were_never_measured() -> None:
+    """FULL graphs where their arm is not among those measured, and counts of tokens beyond all that were."""
+    config = load_config("default")
+    dispatch, table = planned_dispatch(make_plan(config)), DispatchTable()
+    for lengths, decode in (([6] * 4, True), ([6], True), ([5000], False), ([1000], False)):
+        table.add(dispatch(Batch.from_columns(lengths, [9] * len(lengths), [decode] * len(lengths))))
+    (long,) = FittedCosts(MODEL, config).guesses_of_table(table)
+    assert "25.0% of the steps" in long and "from 1 to 4096" in long
+    unmeasured = attrs.evolve(MODEL, domain={"piecewise_off": BOUNDS})
+    full, _ = FittedCosts(unmeasured, config).guesses_of_table(table)
+    assert "50.0% of the steps" in full and "arm full was not measured" in full

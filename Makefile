@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-.PHONY: env test explore lab notebooks clean
+.PHONY: env test long-run coverage explore lab notebooks clean
 
 env: $(STAMP)
 
@@ -22,6 +22,21 @@ test: env
 ifneq ($(NOTEBOOKS),)
 	$(BIN)/pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout=300 notebooks
 endif
+
+STEPS ?= 100000
+SEED ?= 1000
+long-run: env
+	PYTHONPATH=.:tests $(BIN)/python -m long_run --steps $(STEPS) --seed $(SEED)
+
+# The rooms that decide what is captured and replayed. Left out: what only a GPU runs.
+ROOMS := plan batch capture replay
+COVERED_BY := $(ROOMS:%=tests/%) tests/faults tests/commands/test_check.py tests/commands/test_plan.py \
+  tests/decoder/test_one_launch.py tests/decoder/test_pads_alone.py tests/decoder/test_pool_prediction.py
+coverage: env
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(COVERED_BY)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 explore: env
 	$(BIN)/python -m replay_sim.explore

@@ -34,6 +34,12 @@ def varied(table: pd.DataFrame) -> list[str]:
     return [name for name in KNOBS if name != "workload" and table[name].nunique(dropna=False) > 1]
 
 
+def at_the_edge(table: pd.DataFrame, best: pd.Series) -> list[str]:
+    """The knobs of numbers whose value in `best` is the least or the most of the grid: a wider one may be better."""
+    numbers = [name for name in varied(table) if not isinstance(best[name], str)]
+    return [name for name in numbers if best[name] in (table[name].min(), table[name].max())]
+
+
 def with_knobs_of(table: pd.DataFrame, row: pd.Series, free: Iterable[str] = ()) -> pd.DataFrame:
     """The rows whose knobs are those of `row`, but for those that are free."""
     same = pd.Series(True, index=table.index)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay_sim.config import ServingConfig
-from replay_sim.explore.sweep_steps import MODES, DispatchedSteps
+from replay_sim.explore.sweep_steps import MODES, Bools, DispatchedSteps
 from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
 from replay_sim.explore.tuning_score import Dispatched
 from replay_sim.plan import CapturePlan
@@ -26,17 +26,24 @@ class ModelledSteps:
 
     def step_us(self, ran: DispatchedSteps) -> Floats:
         """Microseconds of each step as it was dispatched, float64 (S)."""
-        rows = zip(ran.padded_rows.tolist(), ran.in_graph.tolist(), strict=True)
-        replay_us = [self.costs.replay_us(padded, graph) if padded else 0.0 for padded, graph in rows]
-        return self._model_us(ran, ran.has_replay_batch.tolist()) + np.array(replay_us)
+        return self._model_us(ran, ran.has_replay_batch) + self._replay_us(ran)
 
     def replay_off_us(self, ran: DispatchedSteps) -> Floats:
         """Microseconds of each step in the same model graph with all layers on all rows, float64 (S)."""
-        return self._model_us(ran, [False] * ran.mode.size)
+        return self._model_us(ran, np.zeros_like(ran.in_graph))
 
-    def _model_us(self, ran: DispatchedSteps, breaks: list[bool]) -> Floats:
-        steps = zip(ran.padded_tokens.tolist(), ran.mode.tolist(), breaks, strict=True)
-        return np.array([self.costs.model_us(tokens, MODES[mode], has_break) for tokens, mode, has_break in steps])
+    def _model_us(self, ran: DispatchedSteps, breaks: Bools) -> Floats:
+        """Asked once for each distinct step: most run in few sizes."""
+        codes, which = np.unique((ran.padded_tokens * len(MODES) + ran.mode) * 2 + breaks, return_inverse=True)
+        asked = ((code // 2 // len(MODES), MODES[code // 2 % len(MODES)], bool(code % 2)) for code in codes.tolist())
+        us: Floats = np.array([self.costs.model_us(*step) for step in asked])[which]
+        return us
+
+    def _replay_us(self, ran: DispatchedSteps) -> Floats:
+        codes, which = np.unique(ran.padded_rows * 2 + ran.in_graph, return_inverse=True)
+        asked = ((code // 2, bool(code % 2)) for code in codes.tolist())
+        us: Floats = np.array([self.costs.replay_us(*rows) if rows[0] else 0.0 for rows in asked])[which]
+        return us
 
     def outside(self, ran: DispatchedSteps, plan: CapturePlan) -> list[str | None]:
         """For each step why it is a guess: how the model never saw one like it; None if it did."""

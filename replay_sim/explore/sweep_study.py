@@ -51,9 +51,10 @@ class SweepStudy:
     def step_by_step(self, indices: Iterable[int]) -> pd.DataFrame:
         """These points with nothing shared: every step of the point's own schedule dispatched and timed by itself.
 
-        A row for what is counted and for TIME, a column for each point; of each the table's figure and the steps'.
+        Two rows a point, the table's figures and the steps'; a column for what is counted, and one for TIME.
         """
-        columns = {}
+        names = [*COUNTED, TIME]
+        rows = {}
         for index in indices:
             point, row = self.points[index], self.table.loc[index]
             simulation = simulated(point, self.workload)
@@ -63,10 +64,11 @@ class SweepStudy:
                 "padded_rows": simulation.replay_rows + simulation.replay_pads,
                 TIME: simulation.step_times.total_s,
             }
-            names = (*COUNTED, TIME)
-            columns[f"point {index}", "in the table"] = {name: row[name] for name in names}
-            columns[f"point {index}", "step by step"] = {name: stepped[name] for name in names}
-        return pd.DataFrame(columns)
+            rows[index, "in the table"] = [row[name] for name in names]
+            rows[index, "step by step"] = [stepped[name] for name in names]
+        found = pd.DataFrame.from_dict(rows, orient="index", columns=names).astype(dict.fromkeys(COUNTED, int))
+        found.index = pd.MultiIndex.from_tuples(rows, names=["point", ""])
+        return found
 
 
 def simulated(point: DesignPoint, workload: SweptWorkload) -> Simulation:

@@ -3,8 +3,9 @@
 import pytest
 from explore.sweep_cases import AXES, CONFIG, FAILED, PLANS, POINTS, WORKLOAD
 
+from replay_sim.explore.sweep_best import TIME
 from replay_sim.explore.sweep_rows import run_group
-from replay_sim.explore.sweep_study import SweepStudy
+from replay_sim.explore.sweep_study import COUNTED, SweepStudy
 from replay_sim.explore.sweep_table import table_of
 
 
@@ -15,8 +16,8 @@ def test_the_table_is_that_of_its_points_and_agrees_with_every_step() -> None:
     assert study.table.equals(table_of(run_group(POINTS, WORKLOAD)))
     ran = [point.index for point in POINTS if point.index not in FAILED][::4]
     proof = study.step_by_step(ran)
-    assert proof.shape == (6, 2 * len(ran))
+    assert proof.shape == (2 * len(ran), 6)
     for index in ran:
-        swept, stepped = proof[f"point {index}", "in the table"], proof[f"point {index}", "step by step"]
-        assert swept.iloc[:5].tolist() == stepped.iloc[:5].tolist()
-        assert swept.iloc[5] == pytest.approx(stepped.iloc[5], rel=1e-12)
+        swept, stepped = proof.loc[(index, "in the table")], proof.loc[(index, "step by step")]
+        assert swept[list(COUNTED)].tolist() == stepped[list(COUNTED)].tolist()
+        assert swept[TIME] == pytest.approx(stepped[TIME], rel=1e-12)

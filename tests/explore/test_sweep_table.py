@@ -6,7 +6,17 @@ import pandas as pd
 import pytest
 from explore.sweep_cases import FAILED, POINTS, WORKLOAD
 
-from replay_sim.explore.sweep_best import MIB, best_row, neighbours, pareto, ran, varied, with_knobs_of, within
+from replay_sim.explore.sweep_best import (
+    MIB,
+    at_the_edge,
+    best_row,
+    neighbours,
+    pareto,
+    ran,
+    varied,
+    with_knobs_of,
+    within,
+)
 from replay_sim.explore.sweep_rows import COLUMNS, Row, run_group
 from replay_sim.explore.sweep_table import read_table, table_of, write_table
 
@@ -66,6 +76,7 @@ def test_the_best_has_least_time_and_its_neighbours_are_a_step_away() -> None:
     best = best_row(table[table["window"] == 128])
     assert (best["plan"], best["window"], best["max_num_seqs"]) == ("default", 128, 16)
     assert varied(table) == ["window", "max_num_seqs", "plan"]
+    assert at_the_edge(table, best) == ["max_num_seqs"]
     near = neighbours(table, best)
     assert list(zip(near["knob"], near["value"], strict=True)) == [
         ("window", 64),

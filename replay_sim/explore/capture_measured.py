@@ -24,13 +24,17 @@ COLUMNS = (
 
 
 def capture_table(records: Iterable[Record]) -> pd.DataFrame:
-    """A line for each group of graphs in records of kind `capture`: what was captured, in how long, on what (C8)."""
+    """A line for each group of graphs in records of kind `capture`: what was captured, in how long, on what (C8).
+
+    Captures of one graph list in several forms, which have no group, are left out.
+    """
     points = pd.DataFrame(
         [
             {**point, "measured on": "{gpu}, torch {torch}, {date}".format(**record.environment)}
             for record in records
             if record.kind == "capture"
             for point in record.points
+            if "group" in point
         ]
     )
     points["ms a segment"] = (1000 * points["seconds"] / points["num_segments"]).round(1)

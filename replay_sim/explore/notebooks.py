@@ -47,6 +47,7 @@ def execute(path: Path) -> Any:
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
         record_timing=False,
+        coalesce_streams=True,  # however a busy machine splits what a cell prints
         extra_arguments=["--log-level=ERROR"],
     )
     try:

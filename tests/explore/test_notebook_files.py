@@ -43,6 +43,12 @@ def test_a_notebook_is_executed_in_its_folder_with_this_package(tmp_path) -> Non
     assert "execution" not in saved["cells"][0]["metadata"] and "version" not in saved["metadata"]["language_info"]
 
 
+def test_what_a_cell_prints_is_one_output_however_it_arrives(tmp_path) -> None:
+    source = "import sys\nfor word in 'ab':\n    print(word)\n    sys.stdout.flush()"
+    (output,) = execute(written(tmp_path, new_code_cell(source))).cells[0].outputs
+    assert output.text == "a\nb\n"
+
+
 def test_a_cell_that_fails_is_an_error_that_names_file_and_cell(tmp_path) -> None:
     with pytest.raises(NotebookError, match=r"one.ipynb: AssertionError: half\nin the cell\nassert False, 'half'$"):
         execute(written(tmp_path, new_code_cell("1"), new_code_cell("assert False, 'half'")))

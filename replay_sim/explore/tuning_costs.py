@@ -13,7 +13,7 @@ from replay_sim.explore.tuning_score import Dispatched, dispatched, step_us
 from replay_sim.explore.tuning_steps import StepCounts, StepKey
 from replay_sim.measure import step_costs, step_model
 from replay_sim.measure.step_case import StepCase, long_context
-from replay_sim.measure.step_model import arm_of, compared
+from replay_sim.measure.step_model import HOST_BOUND, arm_of, compared
 from replay_sim.plan.capture_plan import CapturePlan
 
 TILE = 64
@@ -38,7 +38,13 @@ class FittedCosts:
         error = self._costs.model.errors.get("all")
         if error is None:
             return self._costs.source
-        return f"{self._costs.source}; off by {error.median:.1%} (median) and {error.p95:.1%} (p95) on {error.n} others"
+        words = (
+            f"{self._costs.source}; off by {error.median:.1%} (median) and {error.p95:.1%} (p95) on {error.n} others"
+        )
+        slow = self._costs.model.errors.get(HOST_BOUND)
+        return (
+            words if slow is None else f"{words}, by {slow.median:.1%} and {slow.p95:.1%} where the host is the bound"
+        )
 
     def model_us(self, padded_tokens: int, mode: str, breaks: bool) -> float:
         """As the protocol says; at least 0."""

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pandas as pd
 
 from replay_sim.config import ServingConfig
 from replay_sim.config.loading import config_from_mapping
-from replay_sim.explore.tuning import TunedPlan, tune
+from replay_sim.explore.tuning import TunedPlan
 from replay_sim.explore.tuning_costs import fitted_costs
-from replay_sim.explore.workload_steps import scheduled_halves
+from replay_sim.explore.workload_steps import tuned_workload
 from replay_sim.progress import Progress, no_progress, progress_bar
 from replay_sim.whole_file import write_whole
 from replay_sim.workload.detect import read_trace
@@ -97,9 +98,7 @@ def published_configs(path: Path) -> dict[ServingConfig, list[str]]:
 
 def table_row(config: ServingConfig, ids: Sequence[str], trace: str, requests: Iterable[TraceRequest]) -> TableRow:
     """Tune a config on the first half of a trace's steps, and judge on the second (issue 6, point 4)."""
-    costs = fitted_costs(config)
-    seen, unseen = scheduled_halves(config, requests, costs)
-    tuning = tune(config, seen, unseen, costs)
+    tuning = tuned_workload(config, requests, trace).tuning
     return TableRow(
         config=ids[0],
         alike=len(ids),
@@ -155,6 +154,31 @@ def bundled_table() -> TuningTable:
     """The table in the package."""
     file = resources.files("replay_sim.explore") / TABLE_FILE
     return read_table(file.read_text(encoding="utf-8"))
+
+
+def table_frame(table: TuningTable) -> pd.DataFrame:
+    """The table to look at, a row a config and trace: milliseconds and padded rows on the unseen half, and gains.
+
+    `gain on` and `gain unseen`: less time a step than the config's own plan, as a share of 1, on either half.
+    """
+    lines = []
+    for row in table.rows:
+        plans = {plan: getattr(row, plan) for plan in PLANS}
+        lines.append(
+            {
+                "config": row.config,
+                "alike": row.alike,
+                "trace": row.trace.split("_")[0].split(".")[0],
+                **{f"ms {plan}": round(of.unseen_step_ms, 3) for plan, of in plans.items()},
+                "gain on": f"{row.gain('own', 'seen'):.2%}",
+                "gain unseen": f"{row.gain('own', 'unseen'):.2%}",
+                "over default": f"{row.gain('default', 'unseen'):.2%}",
+                **{f"rows {plan}": of.unseen_padded_rows for plan, of in plans.items()},
+                "replay graphs": "/".join(str(of.num_replay_graphs) for of in plans.values()),
+                "PIECEWISE": "/".join(str(of.num_model_graphs) for of in plans.values()),
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def main(paths: Sequence[str]) -> None:

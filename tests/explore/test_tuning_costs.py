@@ -59,6 +59,9 @@ def test_seconds_of_a_step_are_those_of_its_parts() -> None:
 def test_the_source_carries_the_error_of_the_model() -> None:
     costs = FittedCosts(MODEL, load_config("default"))
     assert costs.source == ("modelled, fitted to no points at all; off by 2.1% (median) and 6.4% (p95) on 30 others")
+    errors = MODEL.errors | {"host_bound": ArmError(median=0.05, p95=0.1, n=3)}
+    costs = FittedCosts(attrs.evolve(MODEL, errors=errors), load_config("default"))
+    assert costs.source.endswith("on 30 others, by 5.0% and 10.0% where the host is the bound")
 
 
 def test_what_the_model_never_saw_is_said_with_its_share_of_steps_and_time() -> None:

@@ -59,3 +59,8 @@ def test_measured_captures_are_those_of_the_records() -> None:
         assert (line["segments"], line["seconds"]) == (point["num_segments"], point["seconds"])
         assert line["ms a segment"] == pytest.approx(1000 * point["seconds"] / point["num_segments"], abs=0.06)
     assert table["measured on"].str.startswith("NVIDIA").all()
+    assert not table[["config", "group", "segments", "seconds"]].duplicated().any() and table["group"].notna().all()
+    forms = [point for point in points if "form" in point]
+    assert all(
+        table["group"].str.contains(f"{point['form']}, one freeze a {point['one_freeze_a']}").any() for point in forms
+    )

@@ -133,3 +133,9 @@ def test_a_size_that_is_no_multiple_of_2_mib_or_too_small_is_refused(virtual_byt
     """C12."""
     with pytest.raises(ValueError, match=f"virtual_bytes is {virtual_bytes}"):
         Arena(virtual_bytes)
+
+
+def test_an_arena_that_the_system_cannot_map_names_the_setting() -> None:
+    """C12: 4 EiB are more than any address space."""
+    with pytest.raises(MemoryError, match=f"cannot map virtual_bytes={1 << 62}"):
+        Arena(1 << 62)

@@ -117,3 +117,27 @@ def test_an_operation_whose_shape_rule_is_wrong_names_itself(host_place: dict) -
     graph = capture(lambda: F.embedding_bag(bag, X), **host_place)
     with pytest.raises(CaptureError, match="embedding_bag.* on a CPU, where its shape rule .* eager break"):
         graph.replay()
+
+
+def test_an_operation_without_a_rule_on_meta_tensors_is_refused_with_the_remedy(host_place: dict) -> None:
+    """C10: its result's shape cannot be known before it runs."""
+    library = torch.library.Library("replay_sim_without_rule", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    with pytest.raises(CaptureError, match="twice.* has no shape rule on meta tensors: run it in an eager break"):
+        capture(lambda: torch.ops.replay_sim_without_rule.twice(X), **host_place)
+
+
+def test_a_segment_that_was_not_begun_cannot_be_ended() -> None:
+    """C1."""
+    with pytest.raises(CaptureError, match="end_segment needs a begin_segment before it"):
+        HostBackend(1 << 30).end_segment()
+
+
+def test_by_shapes_alone_a_list_of_new_tensors_is_refused_by_its_operation() -> None:
+    """C10, C12."""
+    backend = HostBackend(1 << 30, shapes_only=True)
+    backend.begin_segment(backend.make_pool(), backend.make_stream())
+    with pytest.raises(CaptureError, match="_foreach_add.* a list of new tensors"):
+        torch._foreach_add([X], [X])
+    backend.abort_segment()

@@ -87,3 +87,18 @@ def test_a_plan_made_by_hand_names_a_count_below_one(name: str) -> None:
     counts = {"window": 8, "max_num_seqs": 4, "max_num_batched_tokens": 64, "query_len_decode": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"{name}: 0 is not allowed"):
         CapturePlan(model_sizes=(), full_sizes=(), replay_sizes=(), trim_threshold=None, **counts)
+
+
+def test_sizes_beyond_any_replay_batch_are_said_aloud() -> None:
+    """P6: 40 tokens of which one prompt keeps 8 leave 39 rows; no graph breaks."""
+    config = ServingConfig(
+        window=8,
+        max_num_seqs=5,
+        max_num_batched_tokens=40,
+        cudagraph_capture_sizes=[8],
+        decoder_replay_cudagraph_capture_sizes=[8, 39, 40],
+        decoder_replay_trim_threshold=16,
+    )
+    assert any(
+        "sizes 40 are unreachable: no replay batch has that many rows" in note for note in make_plan(config).notes
+    )

@@ -244,3 +244,11 @@ def test_full_sizes_hold_every_uniform_decode_up_to_the_widest(
     assert list(full) == sorted(set(full))
     if config.capture_size_limit >= max_num_seqs * length:
         assert full[-1] == max_num_seqs * length
+
+
+def test_a_decode_that_exceeds_the_token_budget_has_no_full_graph() -> None:
+    """A6: eight tokens a request in steps of six; PIECEWISE graphs are planned all the same."""
+    settings = {"window": 2, "max_num_seqs": 2, "max_num_batched_tokens": 6, "max_cudagraph_capture_size": 4}
+    plan = make_plan(config_from_mapping(settings | {"num_speculative_tokens": 7}))
+    assert plan.full_sizes == () and plan.model_sizes == (1, 2, 4)
+    assert make_plan(config_from_mapping(settings | {"num_speculative_tokens": 5})).full_sizes == (6,)

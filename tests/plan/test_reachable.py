@@ -104,3 +104,20 @@ def test_the_largest_settings_are_planned_at_once() -> None:
         decoder_replay_trim_threshold=2,
     )
     assert unreachable_sizes(make_plan(config)) == ()
+
+
+def test_rows_that_only_a_uniform_decode_in_a_full_graph_has_are_out_of_reach() -> None:
+    """P6: two decodes of two tokens beside a window of one; any other two requests keep fewer rows."""
+    plan = CapturePlan(
+        window=1,
+        model_sizes=(8,),
+        full_sizes=(4,),
+        replay_sizes=(3, 4),
+        trim_threshold=2,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        query_len_decode=2,
+    )
+    assert reachable_rows(plan, all_rows_read=False) == ((1, 3),)
+    assert rows_by_enumeration(plan, all_rows_read=False) == {1, 2, 3}
+    assert unreachable_sizes(plan, all_rows_read=False) == (4,)

@@ -98,6 +98,17 @@ def test_an_eager_step_runs_them_on_the_kept_rows_under_the_replay_batchs_contex
     assert model.kv_writes == [TOKENS] and model.break_rows == [len(KEPT)]
 
 
+def test_an_eager_replay_batch_without_rows_runs_its_layers_on_a_pad_and_returns_zeros(model) -> None:
+    """X2, L6: the layers run, as their collectives must meet those of other ranks, and no row comes of it."""
+    batch = model.replay_batch([], 1, NONE, START)
+    context = model.context(TOKENS, TOKENS, NONE, replay_batch=batch)
+    with use_forward_context(context):
+        outputs = model.layers(THRESHOLD)(model.inputs(TOKENS))
+    assert [output.shape[0] for output in outputs] == [TOKENS, TOKENS]
+    assert not any(bool(output.any()) for output in outputs)
+    assert model.break_rows == [1] and model.kv_writes == [TOKENS]
+
+
 def test_an_absent_input_stays_absent_for_eager_layers(model) -> None:
     """L5."""
     inputs = model.inputs(TOKENS) | {"input_ids": None}

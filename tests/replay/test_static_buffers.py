@@ -211,3 +211,15 @@ def test_a_plan_without_replay_sizes_has_buffers_of_no_rows(device) -> None:
     buffers.check(make_values(device))
     with pytest.raises(ValueError, match="positions"):
         buffers.check(make_values(device) | {"positions": torch.ones(9, device=device)})
+
+
+def test_an_input_of_the_contract_that_is_absent_is_named(device) -> None:
+    """B3: only input ids may be absent."""
+    buffers = make(device)
+    for spec in buffers.specs:
+        values = make_values(device) | {spec.name: None}
+        if spec.optional:
+            buffers.check(values)
+            continue
+        with pytest.raises(ValueError, match=f"{spec.name} is absent"):
+            buffers.check(values)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PRUNING_PASSES = 4
-SAMPLED_POINTS = 512
+SAMPLES, SAMPLED_POINTS = 2, 256
 
 
 @attrs.frozen
@@ -130,13 +130,17 @@ def _on_hull(least: Floats, weight_held: Floats, costs: Floats) -> Ints:
 def _lower_hull(x: Floats, y: Floats) -> tuple[Ints, Floats]:
     """Return the vertices of the lower convex hull of points of ascending `x`, and the slopes between.
 
-    What lies above the hull of a sample is no vertex; nor is what lies above the line between its neighbours.
+    What lies above the hull of a sample is no vertex; nor is what lies above the line between its neighbours. The
+    first sample is even, the second, where many are left, the lowest points between those of the first.
     """
     points = np.arange(len(x))
-    if len(points) > SAMPLED_POINTS:
-        sample = np.unique(np.linspace(0, len(points) - 1, SAMPLED_POINTS).astype(np.int64))
-        sampled, _ = _chained(sample, x, y)
-        points = points[y <= np.interp(x, x[sampled], y[sampled])]
+    heights = np.zeros(len(x))
+    for _ in range(SAMPLES):
+        if len(points) <= SAMPLED_POINTS:
+            break
+        sampled, _ = _chained(points[_lowest_of_blocks(heights)], x, y)
+        heights = y[points] - np.interp(x[points], x[sampled], y[sampled])
+        points, heights = points[heights <= 0], heights[heights <= 0]
     for _ in range(PRUNING_PASSES):
         slopes = np.diff(y[points]) / np.diff(x[points])
         is_vertex = np.ones(len(points), bool)
@@ -145,6 +149,14 @@ def _lower_hull(x: Floats, y: Floats) -> tuple[Ints, Floats]:
             return points, slopes
         points = points[is_vertex]
     return _chained(points, x, y)
+
+
+def _lowest_of_blocks(heights: Floats) -> Ints:
+    """Indices of the first and the last height, and of the first lowest of each of SAMPLED_POINTS blocks, ascending."""
+    width = -(-len(heights) // SAMPLED_POINTS)
+    whole = len(heights) // width
+    lowest = np.arange(whole) * width + heights[: whole * width].reshape(whole, width).argmin(axis=1)
+    return np.unique(np.concatenate([[0], lowest, [len(heights) - 1]]))
 
 
 def _chained(points: Ints, x: Floats, y: Floats) -> tuple[Ints, Floats]:

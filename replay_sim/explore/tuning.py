@@ -58,7 +58,7 @@ class Tuning:
     replay_curve: 0, 1, .. replay graphs, the rest as in `tuned`. model_curve: ever more PIECEWISE graphs, with as many
     replay graphs as the limit allows. grid: the choices that both are of, by model graphs and in each by replay graphs;
     empty where no step runs outside of FULL graphs. kept_sizes: model sizes that no choice could leave out, as FULL
-    graphs need them. limits: with numbers for what was left open.
+    graphs need them. limits: with numbers for what was left open. error: that of the costs.
     """
 
     default: TunedPlan
@@ -69,6 +69,7 @@ class Tuning:
     grid: tuple[tuple[JointSizes, ...], ...]
     kept_sizes: tuple[int, ...]
     limits: Limits
+    error: float | None
     steps: int
     mixed_steps: int
 
@@ -110,6 +111,7 @@ def tune(
         grid=tuple(map(tuple, found.grid)),
         kept_sizes=kept_for_full(own),
         limits=limits,
+        error=costs.error,
         steps=seen.total(),
         mixed_steps=round(float(mixed_steps(seen, own).weights.sum())),
     )

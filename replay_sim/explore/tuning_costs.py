@@ -46,6 +46,12 @@ class FittedCosts:
             words if slow is None else f"{words}, by {slow.median:.1%} and {slow.p95:.1%} where the host is the bound"
         )
 
+    @property
+    def error(self) -> float | None:
+        """The median of all held-out points; None if there are none."""
+        error = self._costs.model.errors.get("all")
+        return None if error is None else error.median
+
     def model_us(self, padded_tokens: int, mode: str, breaks: bool) -> float:
         """As the protocol says; at least 0."""
         key = padded_tokens, mode, breaks

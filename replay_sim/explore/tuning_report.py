@@ -47,10 +47,13 @@ def headline(tuning: Tuning) -> str:
             f"Keep the config: what is best on one half is {-margin:.1%} slower {where}, "
             f"{tuned.expected_step_ms:.3f} ms a step against {own.expected_step_ms:.3f}."
         )
+    doubt = ""
+    if tuning.error is not None and margin < tuning.error:
+        doubt = f" The model itself is off by {tuning.error:.1%}, more than that: measure before you trust it."
     return (
         f"Take the tuned sizes: {graphs} take {margin:.1%} less time a step than the config's own and {default:.1%} "
         f"less than the default {where}, {tuned.expected_step_ms:.3f} ms against {own.expected_step_ms:.3f} and "
-        f"{_judged_on(tuning.default).expected_step_ms:.3f} (modelled)."
+        f"{_judged_on(tuning.default).expected_step_ms:.3f} (modelled).{doubt}"
     )
 
 

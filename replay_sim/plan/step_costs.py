@@ -6,12 +6,17 @@ from typing import Protocol
 class StepCosts(Protocol):
     """Microseconds of a step as the sum of two parts, so that sizes can be chosen for each (P8).
 
-    `source` says in words where the figures come from and how far off they are.
+    `source` says in words where the figures come from and how far off they are; `error` is the median relative error on
+    steps that were held out, None if none were.
     """
 
     @property
     def source(self) -> str:
         """Where the figures come from: measured or modelled, on what, with what error."""
+
+    @property
+    def error(self) -> float | None:
+        """Median relative error on steps that the figures were not made of, as a share of 1."""
 
     def model_us(self, padded_tokens: int, mode: str, breaks: bool) -> float:
         """Microseconds of a step of `padded_tokens` in `mode`, NONE, PIECEWISE or FULL.

@@ -12,6 +12,7 @@ from replay_sim.config import FLASH_RANK, load_config
 from replay_sim.explore.tuning import tune
 from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
 from replay_sim.explore.tuning_limits import Limits
+from replay_sim.explore.tuning_report import headline
 from replay_sim.measure.roofline import Rates
 from replay_sim.measure.step_costs import StepCosts
 from replay_sim.measure.step_features import HOST_LAUNCH_US
@@ -115,3 +116,14 @@ def test_of_a_dispatch_table_it_is_said_which_steps_were_never_measured() -> Non
     unmeasured = attrs.evolve(MODEL, domain={"piecewise_off": BOUNDS})
     full, _ = FittedCosts(unmeasured, config).guesses_of_table(table)
     assert "50.0% of the steps" in full and "arm full was not measured" in full
+
+
+def test_a_margin_below_the_models_error_is_called_in_doubt() -> None:
+    """The headline is what a reviewer takes away."""
+    config = load_config("default")
+    tuning = tune(config, drawn_steps(config, 4, 30), None, FittedCosts(MODEL, config), Limits(max_graphs=4))
+    assert tuning.error == 0.021
+    margin = 1 - tuning.tuned.seen.expected_step_ms / tuning.own.seen.expected_step_ms
+    assert 0.001 < margin
+    for error, doubted in ((2 * margin, True), (margin / 2, False), (None, False)):
+        assert ("measure before you trust it" in headline(attrs.evolve(tuning, error=error))) == doubted

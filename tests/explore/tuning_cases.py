@@ -13,7 +13,7 @@ LAYERS, REPLAY_LAYERS = 40, 20
 class PlainCosts:
     """Device time linear in rows; eager layers wait for their launches; graphs cost a little each."""
 
-    source = "a plain law"
+    source, error = "a plain law", None
 
     def model_us(self, padded_tokens: int, mode: str, breaks: bool) -> float:
         layers = LAYERS - REPLAY_LAYERS if breaks else LAYERS

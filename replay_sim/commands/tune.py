@@ -1,6 +1,7 @@
 """`replay-sim tune`: the capture sizes and threshold for a workload, and the config to paste."""
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import click
@@ -62,6 +63,9 @@ def command(
         raise ValueError(f"emit is {emit!r} and json is given: only one of them may be")
     if statistics is not None and (trace is not None or profile is not None):
         raise ValueError(f"statistics is {statistics!r}: neither trace nor profile may be given with it")
+    for name, limit in (("max_capture_s", max_capture_s), ("max_pool_mib", max_pool_mib)):
+        if limit is not None and not math.isfinite(limit):
+            raise ValueError(f"{name}: {limit} is not allowed; it must be finite and at least 0")
     serving = load_config(config)
     limits = Limits(
         max_graphs=max_graphs,
@@ -80,7 +84,8 @@ def command(
     tuning = tune(serving, seen, unseen, costs, limits, _pool_bytes)
     if emit:
         named = [(chosen.name, chosen.config) for chosen in tuning.plans]
-        click.echo(vllm_export.emit_text(tuning.tuned.config, named))
+        pasted = tuning.own if tuning_report.keeps_own(tuning) else tuning.tuned
+        click.echo(f"# {tuning_report.headline(tuning)}\n\n{vllm_export.emit_text(pasted.config, named)}")
         return
     guesses = costs.guesses(tuning.tuned.plan, seen)
     about = tuning_report.About(config=config, workload=source, assumed=assumed, guesses=guesses)

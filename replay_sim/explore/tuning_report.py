@@ -29,12 +29,22 @@ class About:
     guesses: tuple[str, ...] = ()
 
 
+def keeps_own(tuning: Tuning) -> bool:
+    """Whether the config's own sizes are as good as the tuned ones, where they are judged: what to paste then."""
+    return _margin(tuning) < SAME
+
+
+def _margin(tuning: Tuning) -> float:
+    """How much less time a step takes tuned than with the config's own sizes, as a share of 1."""
+    return 1 - _judged_on(tuning.tuned).expected_step_ms / _judged_on(tuning.own).expected_step_ms
+
+
 def headline(tuning: Tuning) -> str:
     """The winner and its margin, on steps that it did not see where there are such."""
     unseen = tuning.tuned.unseen is not None
     tuned, own = (_judged_on(plan) for plan in (tuning.tuned, tuning.own))
     where = "on steps that it was not tuned on" if unseen else "on the steps that it was tuned on"
-    margin = 1 - tuned.expected_step_ms / own.expected_step_ms
+    margin = _margin(tuning)
     default = 1 - tuned.expected_step_ms / _judged_on(tuning.default).expected_step_ms
     graphs = f"{tuned.num_replay_graphs} replay and {tuned.num_model_graphs} piecewise graphs"
     if abs(margin) < SAME:

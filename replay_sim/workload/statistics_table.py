@@ -14,7 +14,7 @@ MODEL_GRAPHS, REPLAY_GRAPHS = "model", "replay"
 MAX_COUNT = 1 << 53
 MODES = tuple(mode.value for mode in CudagraphMode)
 TITLE = re.compile(r"\*\*(Model|Replay) graphs\*\*$")
-CUT = re.compile(r"\d+ more rows, \d+ dispatches, not shown\.$")
+CUT = re.compile(r"\d more rows, \d{1,18} dispatches, not shown\.$")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 RULE = re.compile(r":?-+:?$")
 
@@ -72,7 +72,7 @@ def has_statistics(path: Path) -> bool:
 
 
 def _rows(path: Path) -> Iterator[StatisticsRow]:
-    """The rows of all tables; a table ends with the first line that is no row of any."""
+    """The rows of all tables; one ends with an empty line or a title, not with a line that another process logged."""
     graphs, inside, begun = MODEL_GRAPHS, False, False
     for number, text in read_lines(path):
         text = ESCAPE.sub("", text).rstrip()
@@ -84,8 +84,10 @@ def _rows(path: Path) -> Iterator[StatisticsRow]:
         elif begun and CUT.search(text):
             raise TraceError(path, number, "line", "a table that is whole", text)
         elif text.count("|") < 2 and not text.startswith("|"):
-            inside = False
-        elif inside and not (cells and all(map(RULE.match, cells))):
+            inside = inside and bool(text) and "**" not in text
+        elif cells and all(map(RULE.match, cells)):
+            continue
+        elif inside or (begun and len(cells) == len(HEADERS) and cells[3] in MODES):
             yield _row(path, number, text, cells, graphs)
 
 

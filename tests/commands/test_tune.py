@@ -7,6 +7,8 @@ import pytest
 from explore.tuning_cases import PlainCosts
 
 from replay_sim import cli
+from replay_sim.config import load_config
+from replay_sim.explore import tuning_report
 
 TABLE = (
     "INFO 11-29 10:00:00 [cudagraph.py:12] | Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count |\n"
@@ -73,14 +75,27 @@ def test_a_pasted_table_gives_a_plan_without_a_trace(table: str, capsys: pytest.
 
 def test_emit_prints_the_config_to_paste(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "default", "--statistics", table, "--emit", "vllm")
-    lines = out.splitlines()
-    assert status == 0 and 1300 in json.loads(lines[1])["cudagraph_capture_sizes"]
+    verdict, _, *lines = out.splitlines()
+    assert status == 0 and verdict.startswith("# Take the tuned sizes: ")
+    assert 1300 in json.loads(lines[1])["cudagraph_capture_sizes"]
     assert lines[4].startswith("vllm serve deepseek-ai/DeepSeek-V4.1-Flash --max-num-seqs 16 ")
+
+
+def test_emit_prints_the_configs_own_sizes_where_they_are_to_be_kept(
+    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_report, "keeps_own", lambda _: True)
+    status, out, _ = run(capsys, "default", "--statistics", table, "--emit", "vllm")
+    own = load_config("default")
+    lines = out.splitlines()
+    assert status == 0 and tuple(json.loads(lines[3])["cudagraph_capture_sizes"]) == own.cudagraph_capture_sizes
 
 
 @pytest.mark.parametrize(
     ("args", "named"),
     [
+        (("default", "--max-pool-mib", "inf"), "max_pool_mib: inf is not allowed"),
+        (("default", "--max-capture-s", "inf"), "max_capture_s: inf is not allowed"),
         (("no-such",), "no-such"),
         (("default", "--json", "--emit", "vllm"), "emit"),
         (("default", "--trace", "a", "--statistics", "b"), "statistics"),

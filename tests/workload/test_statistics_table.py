@@ -126,3 +126,14 @@ def test_a_statistics_table_is_no_trace_and_the_refusal_names_what_takes_it(tmp_
 def test_an_unknown_mode_or_kind_of_graphs_is_named(arguments):
     with pytest.raises(ValueError, match="it must be one of"):
         StatisticsTable(EXPECTED).histogram(*arguments)
+
+
+def test_a_line_that_another_process_logged_between_rows_ends_no_table(tmp_path):
+    """Several processes share a server's standard output."""
+    interleaved = [*LOG[:-1], "INFO 11-29 12:00:00 [loggers.py:1] Engine 000: running 3 requests", LOG[-1]]
+    assert read_statistics(write(tmp_path, *interleaved)).rows == EXPECTED
+
+
+def test_a_row_of_a_million_digits_is_refused_at_once(tmp_path):
+    with pytest.raises(TraceError, match="line 3, Unpadded Tokens"):
+        read_statistics(write(tmp_path, HEADER, RULE, f"| {'1' * 1_000_000} | 1 | 0 | FULL | 1 |"))

@@ -103,8 +103,14 @@ def thinned(values: Sequence[int], most: int) -> list[int]:
 
 
 def _leaves_full(size: int, plan: CapturePlan) -> bool:
-    """Whether a model size makes no FULL size that the plan does not have."""
+    """Whether a model size makes no FULL size that the plan does not have (A6)."""
     if not plan.full_sizes:
         return True
     padded = -(-size // plan.query_len_decode) * plan.query_len_decode
-    return padded in plan.full_sizes or padded > plan.full_sizes[-1]
+    return padded in plan.full_sizes or (padded > plan.full_sizes[-1] and has_widest_full(plan))
+
+
+def has_widest_full(plan: CapturePlan) -> bool:
+    """Whether a FULL graph holds the widest decode that there can be: if none does, a larger model size adds one."""
+    widest = min(plan.max_num_seqs, plan.max_num_batched_tokens // plan.query_len_decode)
+    return bool(plan.full_sizes) and plan.full_sizes[-1] == widest * plan.query_len_decode

@@ -10,6 +10,7 @@ import attrs
 from replay_sim.config import FLASH_RANK
 from replay_sim.explore.tuning import CurvePoint, TunedPlan, Tuning
 from replay_sim.explore.tuning_limits import CaptureSeconds, measured_capture_seconds
+from replay_sim.explore.tuning_plans import has_widest_full
 from replay_sim.explore.tuning_score import PlanScore
 from replay_sim.plan import CapturePlan, plan_cost, unreachable_sizes
 from replay_sim.plan.capture_sizes import listed
@@ -180,6 +181,12 @@ def _notes(tuning: Tuning, about: About) -> list[str]:
     notes += about.guesses
     if tuning.kept_sizes:
         notes.append(f"model sizes {listed(tuning.kept_sizes)} stay: the engine makes its FULL graphs of them")
+    own = tuning.own.plan
+    if own.model_sizes and own.full_sizes and not has_widest_full(own):
+        notes.append(
+            f"model sizes above {own.full_sizes[-1]} were not tried, as the engine would make FULL graphs of them too; "
+            "they are with a larger max_cudagraph_capture_size in CONFIG"
+        )
     for plan in tuning.plans:
         unreachable = unreachable_sizes(plan.plan)
         if unreachable:

@@ -107,7 +107,7 @@ def test_tuned_with_as_many_graphs_is_never_worse_on_what_it_was_tuned_on(name: 
     assert tuned.seen.expected_step_ms <= default.seen.expected_step_ms
     assert tuned.seen.expected_step_ms <= own.seen.expected_step_ms
     assert all(plan.unseen is not None and plan.unseen.steps for plan in tuning.plans)
-    assert set(full_capture_sizes(config)) <= set(tuned.plan.full_sizes)
+    assert full_capture_sizes(config) == tuned.plan.full_sizes
 
 
 def test_tuning_finds_the_sizes_of_a_workload_of_two_steps() -> None:
@@ -217,6 +217,17 @@ def test_the_kept_sizes_make_the_same_full_graphs(sizes: list[int]) -> None:
     for size in kept[:-1]:
         fewer = [other for other in kept if other != size]
         assert full_capture_sizes(attrs.evolve(config, cudagraph_capture_sizes=fewer)) != plan.full_sizes
+
+
+def test_no_model_size_is_added_that_would_add_a_full_graph() -> None:
+    """A6: below the widest decode the largest model size decides the FULL graphs, whatever it would buy."""
+    config = attrs.evolve(SMALL, cudagraph_capture_sizes=[3, 6, 12])
+    assert full_capture_sizes(config) == (3, 6, 12) and config.max_num_seqs * config.query_len_decode == 18
+    tuning = tune(config, Counter({(90, 24, False): 9, (9, 9, False): 1}), None, COSTS)
+    assert tuning.tuned.plan.full_sizes == (3, 6, 12) and tuning.tuned.plan.model_sizes[-1] <= 12
+    wide = attrs.evolve(SMALL, cudagraph_capture_sizes=[3, 6, 18])
+    tuning = tune(wide, Counter({(90, 24, False): 9, (9, 9, False): 1}), None, COSTS, Limits(max_model_graphs=4))
+    assert tuning.tuned.plan.full_sizes == (3, 6, 18) and tuning.tuned.plan.model_sizes[-1] == 90
 
 
 def test_the_default_is_the_config_without_its_replay_settings() -> None:

@@ -181,7 +181,7 @@ def _gains_finding(table: TuningTable) -> str:
     worse = sum(gain < 0 for gain in unseen)
     return (
         f"On steps that it did not see tuning takes {unseen[len(unseen) // 2]:.1%} less time in the median and "
-        f"{unseen[-1]:.1%} at most; {worse} of {len(unseen)} get worse, by {max(0.0, -unseen[0]):.1%} at most"
+        f"{unseen[-1]:.1%} at most; {worse} of {len(unseen)} get worse, by {max(0.0, -unseen[0]):.2%} at most"
     )
 
 

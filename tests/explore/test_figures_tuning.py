@@ -75,7 +75,7 @@ def test_gains_are_drawn_as_they_are_losses_too() -> None:
     table = TuningTable(source="modelled", configs="configs.json", traces=("a.csv", "b.csv"), rows=tuple(rows))
     figure = gains_figure(table)
     assert list(figure.data[0].y) == pytest.approx([0.1, 0.02]) and list(figure.data[1].y) == pytest.approx([-0.05])
-    assert "2.0% less time in the median and 10.0% at most; 1 of 3 get worse, by 5.0% at most" in title(figure)
+    assert "2.0% less time in the median and 10.0% at most; 1 of 3 get worse, by 5.00% at most" in title(figure)
 
 
 def test_pads_are_drawn_against_ranks_for_both_ways_of_dealing() -> None:

@@ -39,9 +39,7 @@ def test_the_stack_shows_its_order_and_what_the_host_launches() -> None:
     assert [round(start, 1) for start in segments.base] == [0.2, 7 + BREAK_WIDTH + 0.2]
     assert list(segments.text) == ["7", "7"] and [round(start, 1) for start in breaks.base] == [7.2]
     assert graphs.x == (0, 2) and eager.x == (17, 3) and eager.base == (0, 2)
-    assert title(figure) == (
-        "<b>2 segments and 1 break: 5 launches a step instead of 17; replay equals eager</b>"
-    )
+    assert title(figure) == ("<b>2 segments and 1 break: 5 launches a step instead of 17; replay equals eager</b>")
 
 
 def test_a_redrawn_stack_is_the_one_that_would_be_drawn_and_says_what_is_wrong() -> None:

@@ -28,7 +28,14 @@ class BatchColumns:
     tables: tuple[BlockTable, ...]
 
     def batch(self, advance: int = 0) -> Batch:
-        """The batch, each request `advance` tokens further."""
+        """The batch, each request `advance` tokens further; that of the first step is made once."""
+        return self._batch(advance) if advance else self._first_batch
+
+    @functools.cached_property
+    def _first_batch(self) -> Batch:
+        return self._batch(0)
+
+    def _batch(self, advance: int) -> Batch:
         return Batch.from_columns(
             self.query_lens,
             self.computed + advance,

@@ -81,7 +81,7 @@ def repeats_table(records: Iterable[tuple[str, Record]]) -> pd.DataFrame:
     points = pd.DataFrame([point for _, record in records if record.kind == "repeat" for point in record.points])
     if points.empty:
         return points
-    by_arm = points.groupby("arm")
+    by_arm = points[points["of"] == "steps"].groupby("arm")
     table = pd.DataFrame(
         {
             "runs": by_arm.size(),

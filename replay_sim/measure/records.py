@@ -38,7 +38,7 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     ),
     "calls": frozenset("op rows device_us p10 p90 n bytes limit_us".split()),
     "laptop": frozenset("job did cpu_seconds peak_bytes".split()),
-    "repeat": frozenset("run sweep arm n ratio_median ratio_min ratio_max".split()),
+    "repeat": frozenset("of run sweep n ratio_median ratio_min ratio_max".split()),
     "run": frozenset("step num_tokens padded_tokens mode replay_rows padded_rows replay_mode reason num_reqs".split()),
 }
 """Kinds of record and the keys that every point of the kind has."""

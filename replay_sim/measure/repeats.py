@@ -1,4 +1,4 @@
-"""How much a measurement differs from itself: step times of two records of the same sweep, batch by batch (issue 4)."""
+"""How much a measurement differs from itself: the times of two records of the same sweep, point by point (issue 4)."""
 
 from __future__ import annotations
 
@@ -6,62 +6,97 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 from tabulate import tabulate
 
 from replay_sim.measure.records import Point, Record, bundled_records, read_record, write_record
 
 PROGRAM = "python -m replay_sim.measure.repeats"
+SWEEP_OF_SUBJECT = {"plans": "capture"}
+"""Where the sweep's name is not the subject of its records."""
 
-SAME_BATCH = (
-    "sweep",
-    "arm",
-    "num_tokens",
-    "num_reqs",
-    "longest_query",
-    "num_decodes",
-    "computed",
-    "window",
-    "num_local_experts",
-    "max_num_batched_tokens",
-)
-"""What points of two runs share that ran the same batch in the same way."""
+
+@attrs.frozen
+class Comparison:
+    """How points of one kind of record are compared: what those share that measured the same, by what, and the time."""
+
+    same: tuple[str, ...]
+    by: str
+    time: str
+
+
+COMPARISONS = {
+    "steps": Comparison(
+        (
+            "arm",
+            "num_tokens",
+            "num_reqs",
+            "longest_query",
+            "num_decodes",
+            "computed",
+            "window",
+            "num_local_experts",
+            "max_num_batched_tokens",
+        ),
+        "arm",
+        "step_us",
+    ),
+    "prefill": Comparison(
+        ("arm", "prompt_tokens", "max_num_batched_tokens", "window", "num_local_experts"), "arm", "prefill_us"
+    ),
+    "calls": Comparison(("op", "rows"), "op", "device_us"),
+    "capture": Comparison(("plan", "group"), "group", "seconds"),
+}
+"""By kind of record."""
 
 
 def compare_records(first: Record, second: Record) -> list[Point]:
-    """How many times as long as in `first` each arm's steps took in `second`, by sweep: a point an arm.
+    """How many times as long as in `first` each arm's steps took in `second`: a point an arm, an operation, a group.
 
-    `ratio_median`, `ratio_min` and `ratio_max` are of step_us over the `n` batches that both ran; on another GPU they
-    say what that changes, on the same how far to trust one run. Raises ValueError for records other than `steps` and
-    for two without a common batch.
+    `ratio_median`, `ratio_min` and `ratio_max` are of the times over the `n` points that both have; `of` names the
+    kind of the records. On another GPU they say what that changes, on the same how far to trust one run. Raises
+    ValueError for records of different kinds, of a kind that has no Comparison, and for two without a common point.
     """
     kinds = {first.kind, second.kind}
-    if kinds != {"steps"}:
-        raise ValueError(f"records of kinds {sorted(kinds)}: allowed are two of kind steps")
-    before, after = ({_batch(point): _step_us(point) for point in record.points} for record in (first, second))
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for batch in before.keys() & after.keys():
-        ratios.setdefault((str(batch[0]), str(batch[1])), []).append(after[batch] / before[batch])
+    if len(kinds) > 1 or not kinds <= COMPARISONS.keys():
+        raise ValueError(f"records of kinds {sorted(kinds)}: allowed are two of one of {', '.join(COMPARISONS)}")
+    how = COMPARISONS[first.kind]
+    before, after = ({_same(point, how): _time(point, how) for point in record.points} for record in (first, second))
+    ratios: dict[str, list[float]] = {}
+    for point in first.points:
+        same = _same(point, how)
+        if same in after:
+            ratios.setdefault(str(point[how.by]), []).append(after[same] / before[same])
     if not ratios:
-        raise ValueError("both records have no batch in common: measure the same sweep on the same shape")
-    return [_point(sweep, arm, ratios[sweep, arm]) for sweep, arm in sorted(ratios)]
+        raise ValueError("both records have no point in common: measure the same sweep on the same shape")
+    about: Point = {"of": first.kind, "sweep": str(first.settings["subject"])}
+    return [about | {how.by: name} | _spread(ratios[name]) for name in sorted(ratios)]
 
 
-def repeat_record(bundled: Record, others: Sequence[Record]) -> Record:
-    """A record of kind `repeat`: `others`, in the order of `run`, each compared with the bundled record.
+def repeat_record(bundled: Sequence[Record], others: Sequence[Record]) -> Record:
+    """A record of kind `repeat` for one sweep: each of `others` compared with the bundled record of its kind.
 
-    Its environment is the bundled record's, `measured` in its settings says where the others come from. Raises what
-    `compare_records` raises.
+    `run` counts the others of a kind in their order. The environment is the bundled records', `measured` in the
+    settings says where the others come from. Raises what `compare_records` raises.
     """
-    folders = [f"run{run}" for run in range(1, len(others) + 1)]
-    points = [{"run": run} | point for run, other in enumerate(others, 1) for point in compare_records(bundled, other)]
-    subject, model = bundled.settings["subject"], bundled.settings["model"]
-    measure = " && ".join(f"replay-sim measure --suite steps --sweep {subject} --out {folder}" for folder in folders)
+    runs = {one.kind: [other for other in others if other.kind == one.kind] for one in bundled}
+    points = [
+        {"run": run} | point
+        for one in bundled
+        for run, other in enumerate(runs[one.kind], 1)
+        for point in compare_records(one, other)
+    ]
+    first = bundled[0]
+    subject, model = str(first.settings["subject"]), first.settings["model"]
+    folders = [f"run{run}" for run in range(1, max(map(len, runs.values())) + 1)]
+    sweep = SWEEP_OF_SUBJECT.get(subject, subject)
+    measure = " && ".join(f"replay-sim measure --suite steps --sweep {sweep} --out {folder}" for folder in folders)
     return Record(
         kind="repeat",
-        environment=bundled.environment,
+        environment=first.environment,
         command=f"{measure} && {PROGRAM} {' '.join(f'{folder}/*.json' for folder in folders)} --out records",
-        seed=bundled.seed,
+        seed=first.seed,
         settings={"subject": subject, "model": model, "measured": [other.provenance for other in others]},
         points=points,
     )
@@ -72,34 +107,43 @@ def repeats_of(others: Iterable[Record]) -> tuple[list[Record], list[str]]:
 
     Raises what `compare_records` raises.
     """
-    bundled = {str(twin.settings["subject"]): twin for _, twin in bundled_records("steps") if twin.environment["gpu"]}
     by_sweep: dict[str, list[Record]] = {}
     for other in others:
         by_sweep.setdefault(str(other.settings.get("subject")), []).append(other)
-    found = [repeat_record(bundled[sweep], runs) for sweep, runs in by_sweep.items() if sweep in bundled]
-    return found, [sweep for sweep in by_sweep if sweep not in bundled]
+    found, without = [], []
+    for sweep, runs in by_sweep.items():
+        bundled = [twin for kind in COMPARISONS for twin in _bundled(kind, sweep) if any(kind == r.kind for r in runs)]
+        if bundled and {run.kind for run in runs} == {twin.kind for twin in bundled}:
+            found.append(repeat_record(bundled, runs))
+        else:
+            without.append(sweep)
+    return found, without
+
+
+def _bundled(kind: str, sweep: str) -> list[Record]:
+    records = (record for _, record in bundled_records(kind) if record.environment["gpu"])
+    return [record for record in records if record.settings.get("subject") == sweep]
 
 
 def repeat_table(points: Iterable[Point]) -> str:
     """Points of `repeat` records as markdown."""
-    keys = ("sweep", "run", "arm", "n", "ratio_median", "ratio_min", "ratio_max")
-    return tabulate([[point[key] for key in keys] for point in points], keys, tablefmt="pipe", floatfmt=".3f")
+    keys = ("sweep", "of", "run", "what", "n", "ratio_median", "ratio_min", "ratio_max")
+    named = [point | {"what": point[COMPARISONS[str(point["of"])].by]} for point in points]
+    return tabulate([[point[key] for key in keys] for point in named], keys, tablefmt="pipe", floatfmt=".3f")
 
 
-def _batch(point: Point) -> tuple[object, ...]:
-    return tuple(point[key] for key in SAME_BATCH)
+def _same(point: Point, how: Comparison) -> tuple[object, ...]:
+    return tuple(point[key] for key in how.same)
 
 
-def _step_us(point: Point) -> float:
-    value = point["step_us"]
-    assert isinstance(value, int | float), f"step_us is {value!r}"
+def _time(point: Point, how: Comparison) -> float:
+    value = point[how.time]
+    assert isinstance(value, int | float), f"{how.time} is {value!r}"
     return float(value)
 
 
-def _point(sweep: str, arm: str, ratios: list[float]) -> Point:
+def _spread(ratios: list[float]) -> Point:
     return {
-        "sweep": sweep,
-        "arm": arm,
         "n": len(ratios),
         "ratio_median": round(float(np.median(ratios)), 4),
         "ratio_min": round(min(ratios), 4),
@@ -108,9 +152,9 @@ def _point(sweep: str, arm: str, ratios: list[float]) -> Point:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare `steps` records with the bundled ones of their sweeps; with --out, keep what was found as records."""
+    """Compare records of sweeps with the bundled ones; with --out, keep what was found as records."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=main.__doc__)
-    parser.add_argument("records", nargs="+", type=Path, help="`steps` records, measured on your GPU")
+    parser.add_argument("records", nargs="+", type=Path, help="records of the steps suite, measured on your GPU")
     parser.add_argument("--out", type=Path, help="folder to write records `repeat` to")
     asked = parser.parse_args(arguments)
     try:

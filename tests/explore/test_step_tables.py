@@ -131,12 +131,13 @@ def test_prefills_compare_by_prompt() -> None:
 
 def test_runs_made_again_are_summed_up_by_arm() -> None:
     """Issue 4, point 1."""
-    values = {"run": 1, "sweep": "experts", "n": 18}
+    values = {"of": "steps", "run": 1, "sweep": "experts", "n": 18}
     ratios = [(GRAPHS, 0.99, 1.0, 1.02), (OFF, 0.8, 1.1, 1.9), (OFF, 0.9, 1.3, 1.5)]
     points = [
         values | {"arm": arm, "ratio_min": least, "ratio_median": median, "ratio_max": most}
         for arm, least, median, most in ratios
     ]
+    points.append(points[0] | {"of": "prefill"})
     table = step_tables.repeats_table([("repeat.json", record("repeat", points))])
     assert list(table.index) == [OFF, GRAPHS]
     assert table.loc[OFF].tolist() == [2, 36, 0.8, 1.2, 1.9]

@@ -1,12 +1,13 @@
-"""`replay-sim sweep`: a grid of designs through simulation, and their table."""
+"""`replay-sim sweep`: a grid of designs through simulation or measurement, and their table."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from replay_sim.commands import _options
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from replay_sim.explore.sweep_grid import Axes
+    from replay_sim.explore.sweep_measured import MeasuredTimes
     from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload
     from replay_sim.explore.sweep_rows import Row
 
@@ -24,7 +26,7 @@ MOST_POINTS = 1_000_000
 MIB = 1 << 20
 
 
-@click.command("sweep", short_help="A grid of designs through simulation, and their table.")
+@click.command("sweep", short_help="A grid of designs, simulated or measured, and their table.")
 @click.argument("configs", metavar="CONFIG...", nargs=-1, required=True)
 @click.option(
     "--grid",
@@ -40,6 +42,9 @@ MIB = 1 << 20
 @_options.seed
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")
 @click.option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler; needs the extra `dask`.")
+@click.option(
+    "--measure", is_flag=True, help="Time steps of every design on this machine's GPUs, one process each; not modelled."
+)
 @click.option("--resume", is_flag=True, help="Go on with a sweep that was interrupted or killed.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="A .csv or a .json.")
 def command(
@@ -51,13 +56,15 @@ def command(
     seed: int,
     workers: int | None,
     dask: str | None,
+    measure: bool,
     resume: bool,
     out: Path,
 ) -> None:
-    """Run every design of a grid, and write a table of settings, graphs, memory, steps by mode and modelled step time.
+    """Run every design of a grid, and write a table of settings, graphs, memory, steps by mode and step time.
 
     CONFIG is a preset's name or a JSON file; each is swept. Finished points are kept in FILE.points until the table is
-    written: what was interrupted or killed goes on with --resume. Every request waits from the start.
+    written: what was interrupted or killed goes on with --resume. Every request waits from the start. Step times are
+    modelled, or with --measure those of steps that stand for all others, run on the reference decoder in its graphs.
     """
     from replay_sim.explore.sweep import run_sweep
     from replay_sim.explore.sweep_file import PointsFile
@@ -67,25 +74,23 @@ def command(
 
     began = time.perf_counter()
     check_suffix(out)
-    if dask is not None and workers is not None:
-        raise ValueError(f"dask is {dask!r} and workers is {workers}: only one of them may be given")
+    runner = _runner(dask, workers, measure, seed)
     axes = parse_grid(grid)
     workloads = _workloads(axes, trace, profile, requests, seed)
     points = _points(configs, axes, workloads)
     kept = out.with_name(out.name + ".points")
-    mark = fingerprint(points, workloads)
-    opened, where = _executor(dask, workers)
-    with opened as executor, PointsFile(kept, mark, resume=resume) as file:
+    mark = fingerprint(points, workloads, runner.times)
+    with runner.executor as executor, PointsFile(kept, mark, resume=resume) as file:
         by_source = {workload.source: workload for workload in workloads}
         try:
-            rows = run_sweep(points, by_source, executor, file, progress=progress_bar)
+            rows = run_sweep(points, by_source, executor, file, progress=progress_bar, **runner.how)
         except KeyboardInterrupt:
             told = f"{len(file.rows):,} of {len(points):,} points are in {kept}; --resume goes on with them"
             click.echo(told, err=True)
             raise
         write_table(out, rows)
         file.remove()
-    click.echo(_as_text(rows, f"on {where} in {time.perf_counter() - began:.1f} s: {out}"))
+    click.echo(_as_text(rows, f"on {runner.where} in {time.perf_counter() - began:.1f} s: {out}"))
 
 
 def _workloads(axes: Axes, trace: str | None, profile: str | None, requests: int, seed: int) -> list[SweptWorkload]:
@@ -119,14 +124,51 @@ def _points(configs: tuple[str, ...], axes: Axes, workloads: list[SweptWorkload]
     return design_points({name: load_config(name) for name in configs}, workloads, axes, plans)
 
 
-def _executor(dask: str | None, workers: int | None) -> tuple[AbstractContextManager[Executor], str]:
-    """What the points run on, and that in words."""
+@attrs.frozen
+class _Runner:
+    """What the points run on, that in words, how run_sweep is to run them there, and what measures their times."""
+
+    executor: AbstractContextManager[Executor]
+    where: str
+    how: dict[str, Any]
+    times: MeasuredTimes | None
+
+
+def _runner(dask: str | None, workers: int | None, measure: bool, seed: int) -> _Runner:
+    """The runner asked for; ValueError for several, and for a measurement without a GPU."""
     from replay_sim.explore.sweep_executors import cores, dask_cluster, process_pool
 
+    given = [f"dask is {dask!r}"] * (dask is not None) + [f"workers is {workers}"] * (workers is not None)
+    given += ["measure is given"] * measure
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: only one of them may be given")
+    if measure:
+        return _measuring(seed)
     if dask is not None:
-        return dask_cluster(dask), f"the Dask cluster at {dask}"
+        return _Runner(dask_cluster(dask), f"the Dask cluster at {dask}", {}, None)
     count = workers or cores()
-    return process_pool(count), "1 worker process" if count == 1 else f"{count} worker processes"
+    return _Runner(process_pool(count), _counted(count, "worker process", "worker processes"), {}, None)
+
+
+def _measuring(seed: int) -> _Runner:
+    """A process for each GPU, and a task for each point; ValueError without a GPU."""
+    from functools import partial
+
+    from replay_sim.config import FLASH_RANK
+    from replay_sim.explore.sweep_executors import gpu_pool, visible_gpus
+    from replay_sim.explore.sweep_measured import MeasuredTimes
+    from replay_sim.explore.sweep_rows import run_group
+
+    gpus = visible_gpus()
+    if not gpus:
+        raise ValueError("measure is given and no CUDA device is available: without it step times are modelled")
+    times = MeasuredTimes("cuda", FLASH_RANK, seed)
+    how = {"run": partial(run_group, times=times), "group_points": 1}
+    return _Runner(gpu_pool(gpus), _counted(len(gpus), "GPU", "GPUs"), how, times)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 def _as_text(rows: list[Row], done: str) -> str:

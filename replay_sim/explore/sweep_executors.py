@@ -1,4 +1,4 @@
-"""The executors that a sweep runs on: processes of this machine, or a Dask cluster."""
+"""The executors that a sweep runs on: processes of this machine, one a core or one a GPU, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CONNECT_SECONDS = 10
 
 
@@ -26,6 +28,26 @@ def process_pool(workers: int) -> Iterator[Executor]:
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
+        yield pool
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none is touched."""
+    import torch
+
+    given = os.environ.get(VISIBLE)
+    count = torch.cuda.device_count()
+    return given.split(",")[:count] if given else [str(index) for index in range(count)]
+
+
+@contextmanager
+def gpu_pool(gpus: Sequence[str]) -> Iterator[Executor]:
+    """A fresh process for each of these GPUs, which sees no other; else as process_pool."""
+    context = multiprocessing.get_context("spawn")
+    free = context.SimpleQueue()
+    for gpu in gpus:
+        free.put(gpu)
+    with ProcessPoolExecutor(len(gpus), mp_context=context, initializer=_start_gpu_worker, initargs=(free,)) as pool:
         yield pool
 
 
@@ -47,6 +69,12 @@ def _start_worker() -> None:
     """Leave interrupts to the parent, and end when it does, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _start_gpu_worker(free: SimpleQueue[str]) -> None:
+    """Take one GPU of those left, before CUDA is initialised."""
+    os.environ[VISIBLE] = free.get()
+    _start_worker()
 
 
 def _end_with_parent() -> None:

@@ -91,17 +91,20 @@ def schedule_of(point: DesignPoint) -> SchedulerSettings:
     return SchedulerSettings(**settings)
 
 
-def by_schedule(points: Iterable[DesignPoint]) -> list[tuple[DesignPoint, ...]]:
-    """The points in groups that share config, workload and schedule, of at most GROUP_POINTS; all workers' the same."""
+def by_schedule(points: Iterable[DesignPoint], most: int = GROUP_POINTS) -> list[tuple[DesignPoint, ...]]:
+    """The points in groups that share config, workload and schedule, of at most `most`; all workers' the same."""
     groups: dict[tuple[object, ...], list[DesignPoint]] = {}
     for point in points:
         key = point.config_name, point.workload, *map(point.asked, SCHEDULE)
         groups.setdefault(key, []).append(point)
-    starts = ((group, start) for group in groups.values() for start in range(0, len(group), GROUP_POINTS))
-    return [tuple(group[start : start + GROUP_POINTS]) for group, start in starts]
+    starts = ((group, start) for group in groups.values() for start in range(0, len(group), most))
+    return [tuple(group[start : start + most]) for group, start in starts]
 
 
-def fingerprint(points: Sequence[DesignPoint], workloads: Iterable[SweptWorkload]) -> str:
-    """What tells a sweep from any other: its points, its workloads, and the step-time model and version that run it."""
-    told = repr((__version__, points, tuple(workloads), bundled_model()))
+def fingerprint(points: Sequence[DesignPoint], workloads: Iterable[SweptWorkload], times: object = None) -> str:
+    """What tells a sweep from any other: its points, its workloads, this version, and what its times are from.
+
+    `times` is what measures them, by its text; None for the bundled step-time model.
+    """
+    told = repr((__version__, points, tuple(workloads), bundled_model() if times is None else times))
     return hashlib.sha256(told.encode()).hexdigest()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replay_sim.explore.sweep_plans import config_of, plan_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
 from replay_sim.explore.sweep_score import step_columns, time_columns
-from replay_sim.explore.sweep_steps import CountedSchedule, CountedSteps, count_schedule, dispatch_steps
-from replay_sim.plan import plan_cost
+from replay_sim.explore.sweep_steps import (
+    CountedSchedule,
+    CountedSteps,
+    DispatchedSteps,
+    count_schedule,
+    dispatch_steps,
+)
+from replay_sim.plan import CapturePlan, plan_cost
 from replay_sim.workload.settings import SchedulerSettings
 
 Row = dict[str, Any]
+Times = Callable[[DesignPoint, SweptWorkload, DispatchedSteps, CapturePlan], Row]
+"""The columns of a row that say how long steps take and where that is from: modelled here, or measured."""
 
 SETTINGS = (
     "window",
@@ -57,24 +65,30 @@ COLUMNS = (
 """Of every row, in order; what a failed point lacks is None.
 
 Sizes are lists. *_steps count steps of the model's mode, those with a replay batch and those of them in a graph.
-num_tokens and replay_rows are real ones, padded_* have pads. expected_step_ms is modelled, the mean of all steps, and
+num_tokens and replay_rows are real ones, padded_* have pads. expected_step_ms is the mean of all steps, and
 replay_off_step_ms that of the same steps on the same model graphs without replay; speedup is theirs by it, workload_s
 the seconds of all steps. extrapolated_share of these are of steps that the model never saw, for the reasons in outside;
-source says what the times were modelled by, error why a point failed; each is empty if there is nothing to say.
+source says what the times were modelled by or measured on, error why a point failed; each is empty if there is nothing
+to say.
 """
 
 
-def run_group(points: Sequence[DesignPoint], workload: SweptWorkload) -> list[Row]:
+def modelled(point: DesignPoint, workload: SweptWorkload, steps: DispatchedSteps, plan: CapturePlan) -> Row:
+    """Times by the bundled step-time model."""
+    return time_columns(steps, plan)
+
+
+def run_group(points: Sequence[DesignPoint], workload: SweptWorkload, times: Times = modelled) -> list[Row]:
     """A row for each point, in order; points of one schedule share its simulation. A point that fails is a row."""
-    group = _Group(workload)
+    group = _Group(workload, times)
     return [group.row(point) for point in points]
 
 
 class _Group:
     """The schedules of a workload and their steps at every window asked for, each made once."""
 
-    def __init__(self, workload: SweptWorkload) -> None:
-        self.workload = workload
+    def __init__(self, workload: SweptWorkload, times: Times) -> None:
+        self.workload, self.times = workload, times
         self._schedules: dict[SchedulerSettings, CountedSchedule] = {}
         self._steps: dict[tuple[SchedulerSettings, int], CountedSteps] = {}
 
@@ -113,7 +127,7 @@ class _Group:
             "static_buffer_bytes": cost.static_buffer_bytes,
             "break_buffer_bytes": cost.break_buffer_bytes,
             **step_columns(dispatched),
-            **time_columns(dispatched, plan),
+            **self.times(point, self.workload, dispatched, plan),
         }
 
     def _steps_of(self, settings: SchedulerSettings, window: int) -> CountedSteps:

@@ -22,7 +22,10 @@ from replay_sim.workload.kv_blocks import BLOCK_SIZE
 
 @attrs.frozen(kw_only=True)
 class RigSpec:
-    """What a pair of runners is made for: sizes as in a plan, the window, the experts of the rank, the KV blocks."""
+    """What a pair of runners is made for: sizes as in a plan, the window, the experts of the rank, the KV blocks.
+
+    `query_len_decode` are the tokens of a decode in FULL graphs.
+    """
 
     window: int
     num_local_experts: int
@@ -33,6 +36,7 @@ class RigSpec:
     max_num_batched_tokens: int
     num_blocks: int
     max_blocks: int
+    query_len_decode: int = 1
 
     def covers(self, other: RigSpec) -> bool:
         """Whether a pair made for this one can run what `other` asks for."""
@@ -52,6 +56,7 @@ class RigSpec:
             trim_threshold=min((size for size in self.model_sizes if size > self.window), default=None),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            query_len_decode=self.query_len_decode,
         )
 
 

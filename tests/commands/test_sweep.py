@@ -111,6 +111,10 @@ BAD = {
         ["2,000,000 points", "1,000,000"],
     ),
     "no workers": (("default", *ONE, "--workers", "0", "--out", "t.csv"), ["--workers", "0"]),
+    "workers for a measurement": (
+        ("default", *ONE, "--workers", "2", "--measure", "--out", "t.csv"),
+        ["workers is 2", "measure", "only one"],
+    ),
     "workers and a cluster": (
         ("default", *ONE, "--workers", "2", "--dask", "x", "--out", "t.csv"),
         ["dask", "workers"],
@@ -130,3 +134,11 @@ def test_without_the_extra_a_cluster_is_refused(small, capsys, monkeypatch, here
     monkeypatch.setitem(sys.modules, "distributed", None)
     status, _, err = run(capsys, *small[:3], *ONE, "--dask", "tcp://127.0.0.1:1", "--out", "t.csv")
     assert status == 2 and "which the extra `dask` installs" in err and not list(here.iterdir())
+
+
+def test_without_a_gpu_a_measurement_is_refused(small, capsys, monkeypatch, here: Path) -> None:
+    """Issue 9: on GPUs through measurement."""
+    monkeypatch.setattr("replay_sim.explore.sweep_executors.visible_gpus", list)
+    status, out, err = run(capsys, *small[:3], *ONE, "--measure", "--out", "t.csv")
+    assert (status, out) == (2, "") and not list(here.iterdir())
+    assert err == ("replay-sim: measure is given and no CUDA device is available: without it step times are modelled\n")

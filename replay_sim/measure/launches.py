@@ -60,21 +60,18 @@ def profile_calls(calls: Sequence[Callable[[], object]], device: torch.device) -
     for start in range(0, len(calls), CALLS_A_SESSION):
         session = calls[start : start + CALLS_A_SESSION]
         try:
-            found += _profile_session(session, device, is_last=start + len(session) == len(calls))
+            found += split_launches(_trace(session, device), len(session))
         except IncompleteTraceError as error:
             warnings.warn(f"launches of {len(session)} calls are not counted: {error}", stacklevel=2)
             found += [None] * len(session)
+    _leave_the_driver(device)
     return found
 
 
-def _profile_session(calls: Sequence[Callable[[], object]], device: torch.device, *, is_last: bool) -> list[Launches]:
-    """After the last session the profiler leaves the driver: else every later launch takes the host twice as long.
-
-    It leaves while the next calls run, so that a session straight after would see nothing.
-    """
+def _trace(calls: Sequence[Callable[[], object]], device: torch.device, *, leave: bool = False) -> list[TraceEvent]:
     from torch.profiler import ProfilerActivity, profile
 
-    os.environ["TEARDOWN_CUPTI"] = "1" if is_last else "0"
+    os.environ["TEARDOWN_CUPTI"] = "1" if leave else "0"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -83,7 +80,15 @@ def _profile_session(calls: Sequence[Callable[[], object]], device: torch.device
                 call()
                 torch.cuda.synchronize(device)
     results: Any = profiler.profiler
-    return split_launches(_trace_events(results.kineto_results.events()), len(calls))
+    return _trace_events(results.kineto_results.events())
+
+
+def _leave_the_driver(device: torch.device) -> None:
+    """Makes the profiler leave, else every later launch takes the host twice as long.
+
+    It takes a session of its own: one that ends with leaving sees nothing if others came before it.
+    """
+    _trace([lambda: torch.zeros(1, device=device)], device, leave=True)
 
 
 def _trace_events(events: Iterable[Any]) -> list[TraceEvent]:

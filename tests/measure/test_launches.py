@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from replay_sim.batch.dispatch import CudagraphMode, ModelReason, ReplayReason, StepRecord
-from replay_sim.measure.launches import Launches, TraceEvent, check_launches, profile_calls, split_launches
+from replay_sim.measure.launches import (
+    CALLS_A_SESSION,
+    Launches,
+    TraceEvent,
+    check_launches,
+    profile_calls,
+    split_launches,
+)
 
 EAGER = StepRecord(10, 10, CudagraphMode.NONE, 0, 0, None, ReplayReason.OFF, 1, ModelReason.NO_SIZES)
 IN_GRAPHS = attrs.evolve(EAGER, mode=CudagraphMode.PIECEWISE)
@@ -82,17 +89,19 @@ def test_without_a_gpu_nothing_is_counted_and_nothing_runs() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_trace_is_split_into_its_calls() -> None:
+def test_real_traces_of_two_sessions_are_split_into_their_calls() -> None:
+    """The last session's calls are counted as the others': the profiler leaves the driver after it."""
     x = torch.ones(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
             x.mul_(1.0)
     calls = [lambda: x.add_(1.0), graph.replay, lambda: (x.add_(1.0), x.add_(1.0), graph.replay())]
-    found = [one for one in profile_calls(calls, x.device) if one is not None]
+    times = CALLS_A_SESSION // 3 + 2
+    found = [one for one in profile_calls(calls * times, x.device) if one is not None]
     assert [(one.kernel_launches, one.graph_launches, one.device_operations) for one in found] == [
         (1, 0, 1),
         (0, 1, 3),
         (2, 1, 5),
-    ]
+    ] * times
     assert all(one.device_us > 0 for one in found)

@@ -22,7 +22,7 @@ from replay_sim.measure.step_sweeps import TimedBatch
 from replay_sim.progress import Progress, no_progress
 from replay_sim.workload.kv_blocks import blocks_for
 
-BATCH_SECONDS = 0.4
+BATCH_SECONDS = 0.8
 """The time that the rounds of one batch may take, once the least number is done."""
 MOST_ROUNDS, LEAST_ROUNDS, LEAST_LONG_ROUNDS = 15, 5, 3
 LONG_US = 100_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,20 +70,28 @@ class LiveRun:
         ]
 
 
-LIVE = LiveRun(shape=FLASH_RANK, prompts=(512, 2048, 8192))
-"""A minute or two on a data-centre GPU."""
+PROMPTS = (512, 2048, 8192)
+_ONE_RUN = threading.Lock()
+"""Held by the run that is going on: a second one beside it would be in the times of both."""
+
+
+def live_run(window: int, num_local_experts: int) -> LiveRun:
+    """The prompts that exceed the window, on one rank's share of DeepSeek-V4.1-Flash with so many experts."""
+    shape = attrs.evolve(FLASH_RANK, window=window, num_local_experts=num_local_experts)
+    return LiveRun(shape=shape, prompts=tuple(tokens for tokens in PROMPTS if tokens > window))
 
 
 class MeasurePanel:
     """A button, a bar and a stop; `points` are those of the last run that finished, and `show` is called with them.
 
-    Runs happen on a thread of their own, so that the stop is heard; it is obeyed between two prompts or captures.
+    `live` says at each press what to measure. Runs happen on a thread of their own, so that the stop is heard; it is
+    obeyed between two prompts or captures, and `show` is called on that thread.
     """
 
     def __init__(
         self,
         show: Callable[[list[Point], str], None],
-        live: LiveRun = LIVE,
+        live: Callable[[], LiveRun],
         backend: Callable[[], CaptureBackend] = lambda: make_backend("cuda"),
     ) -> None:
         self.points: list[Point] = []
@@ -96,7 +105,7 @@ class MeasurePanel:
         self._button.on_click(lambda _: self.start())
         self._stop_button.on_click(lambda _: self.stop())
         self.widget = widgets.HBox([self._button, self._stop_button, self._bar, self._status])
-        self._say(f"prompts of {_listed(live.prompts)} tokens as every arm")
+        self._say("one prompt a step, as every arm, at the window and experts of the controls")
 
     @property
     def status(self) -> str:
@@ -109,12 +118,18 @@ class MeasurePanel:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start a run; does nothing while one is going on."""
+        """Start a run; does nothing while one is going on, and says so if it is another panel's."""
         if self.is_running:
+            return
+        if not _ONE_RUN.acquire(blocking=False):
+            self._say("another Measure button is at work: press again when it has ended")
             return
         self._stop.clear()
         self._button.disabled, self._stop_button.disabled = True, False
-        self._thread = threading.Thread(target=self._run, name="measure", daemon=True)
+        live = self._live()
+        self._bar.value, self._bar.max = 0, 1
+        self._say(f"starting: prompts of {_listed(live.prompts)} tokens, {_settings(live)}")
+        self._thread = threading.Thread(target=self._run, args=(live,), name="measure", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -127,22 +142,31 @@ class MeasurePanel:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, live: LiveRun) -> None:
         try:
-            backend = self._make_backend()
-            points = self._live.points(backend, self._progress)
-            self._runs += 1
-            where = describe_environment(backend.device)
-            device = where["gpu"] or "a CPU, whose times are no GPU's"
-            self.points = points
-            self._show(points, f"run {self._runs} just now on {device}")
-            self._say(f"measured {len(points)} steps on {device}, torch {where['torch']}, {where['date']}")
+            self._say(self._outcome(live))
         except StoppedError:
             self._say("stopped; nothing was kept")
         except Exception as error:  # shown in place, whatever a capture raises
             self._say(f"failed: {type(error).__name__}: {error}")
         finally:
+            _free()
+            _ONE_RUN.release()
             self._button.disabled, self._stop_button.disabled = False, True
+
+    def _outcome(self, live: LiveRun) -> str:
+        """Measure, show, and say what was measured and where; raises what a run raises."""
+        backend = self._make_backend()
+        points = live.points(backend, self._progress)
+        if self._stop.is_set():
+            raise StoppedError
+        self._runs += 1
+        where = describe_environment(backend.device)
+        device = f"{where['gpu']}, driver {where['driver']}" if where["gpu"] else "a CPU, whose times are no GPU's"
+        device += f", torch {where['torch']}, {where['date']}"
+        self.points = points
+        self._show(points, f"run {self._runs} just now on {device}")
+        return f"measured {len(points)} steps, {_settings(live)}, on {device}"
 
     def _progress(self, items: Iterable[Any], what: str) -> Iterator[Any]:
         """The items with the bar following, until the stop is pressed."""
@@ -154,6 +178,7 @@ class MeasurePanel:
             self._say(f"{what}: {self._bar.value} of {len(listed)}")
             yield item
             self._bar.value += 1
+        self._say(f"{what}: {len(listed)} of {len(listed)}")
         if self._stop.is_set():
             raise StoppedError
 
@@ -161,10 +186,17 @@ class MeasurePanel:
         self._status.value = html.escape(status)
 
 
-def measure_panel(show: Callable[[list[Point], str], None]) -> widgets.Widget:
+def _free() -> None:
+    """Return a finished run's memory to the device: its graphs lie in reference cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def measure_panel(show: Callable[[list[Point], str], None], live: Callable[[], LiveRun]) -> widgets.Widget:
     """The panel on a machine with a GPU; elsewhere a sentence that says that all shown is recorded."""
     if torch.cuda.is_available():
-        return MeasurePanel(show).widget
+        return MeasurePanel(show, live).widget
     return widgets.HTML(NO_GPU)
 
 
@@ -172,6 +204,10 @@ NO_GPU = (
     "No GPU on this machine: what is shown was recorded elsewhere, as the caption says. With one, a Measure button "
 )
 NO_GPU += "stands here and adds this machine's own points."
+
+
+def _settings(live: LiveRun) -> str:
+    return f"window {live.shape.window:,}, {live.shape.num_local_experts} experts"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ipywidgets as widgets
@@ -11,7 +12,7 @@ from replay_sim.explore.arms import ARM_LOOKS
 from replay_sim.explore.explorer import Explorer, live_figure
 from replay_sim.explore.figures_capture import counted
 from replay_sim.explore.figures_heat import AXIS_TITLES, heat_figure, redraw_heat
-from replay_sim.explore.live_measure import measure_panel
+from replay_sim.explore.live_measure import LiveRun, live_run, measure_panel
 from replay_sim.explore.speedup_cells import PREFILL_ARMS, Cell, CellKind, PrefillSettings, SpeedupCells
 from replay_sim.measure.records import Point
 
@@ -69,6 +70,7 @@ class SpeedupExplorer(Explorer):
                 raise ValueError(self.refusal(name, value))
         super().__init__({name: _menu(name, value) for name, value in (USUAL | values).items()})
         self.cells = cells
+        self._drawing = threading.RLock()
         self.shown: list[list[Cell]] = []
         self._refresh()
         if self.message:
@@ -81,7 +83,7 @@ class SpeedupExplorer(Explorer):
                 self.reset_button(),
                 self._refusal,
                 self._sentence,
-                measure_panel(self.add_points),
+                measure_panel(self.add_points, self.live_run),
                 self.figure,
             ]
         )
@@ -115,10 +117,16 @@ class SpeedupExplorer(Explorer):
             return
         self.set(**PRESETS[name])
 
+    def live_run(self) -> LiveRun:
+        """What the Measure button runs: prompts at the window and experts that the controls say, on an axis or not."""
+        state = self.state
+        return live_run(state["window"], state["num_local_experts"])
+
     def add_points(self, points: list[Point], run: str) -> None:
-        """Show points that were just measured too."""
-        self.cells.add_live(points, run)
-        self.show()
+        """Show points that were just measured too; may be called on another thread than the controls'."""
+        with self._drawing:
+            self.cells.add_live(points, run)
+            self.show()
 
     def refusal(self, name: str, value: object) -> str:
         """Why a control cannot take the value, in a sentence; empty if it can."""
@@ -131,9 +139,10 @@ class SpeedupExplorer(Explorer):
 
     def show(self) -> None:
         """Draw what the controls say; what cannot be used leaves the picture as it was."""
-        self._refresh()
-        if not self.message:
-            redraw_heat(self.figure, self._draw())
+        with self._drawing:
+            self._refresh()
+            if not self.message:
+                redraw_heat(self.figure, self._draw())
 
     def _refresh(self) -> None:
         """Find the cells of the controls' values, or say why they cannot be shown."""

@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-.PHONY: env test long-run coverage explore lab notebooks clean
+.PHONY: env test long-run coverage mutants sanitize explore lab notebooks clean
 
 env: $(STAMP)
 
@@ -25,8 +25,10 @@ endif
 
 STEPS ?= 100000
 SEED ?= 1000
+WORKERS ?= 2
+DEVICE ?= cpu
 long-run: env
-	PYTHONPATH=.:tests $(BIN)/python -m long_run --steps $(STEPS) --seed $(SEED)
+	PYTHONPATH=.:tests $(BIN)/python -m long_run --steps $(STEPS) --seed $(SEED) --workers $(WORKERS) --device $(DEVICE)
 
 # The rooms that decide what is captured and replayed. Left out: what only a GPU runs.
 ROOMS := plan batch capture replay
@@ -37,6 +39,18 @@ coverage: env
 	$(BIN)/coverage run -m pytest $(COVERED_BY)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# Each of so many changes of the same rooms must make some test fail.
+MUTANTS ?= 400
+mutants: env
+	PYTHONPATH=.:tests $(BIN)/python -m mutants --sample $(MUTANTS) --workers $(WORKERS)
+
+# On a machine with a GPU and compute-sanitizer; no cache, so that memory begins and ends where a tensor does.
+KERNEL_TESTS := tests/replay/test_row_kernels.py tests/batch/test_rows_kernel.py $(wildcard tests/decoder/test_kernels_*.py)
+sanitize: env
+	for tool in memcheck racecheck initcheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+	    $(BIN)/python -m pytest -q -m sanitizer $(KERNEL_TESTS) || exit 1; done
 
 explore: env
 	$(BIN)/python -m replay_sim.explore

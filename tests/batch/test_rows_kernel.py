@@ -112,24 +112,28 @@ def check(requests: list[Request], window: int, pads: int, told_reqs: int | None
     assert target.num_rows.tolist() == [len(rows)]
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("name", MIXES)
 def test_the_kernel_keeps_the_rows_that_the_clauses_say(name: str) -> None:
     """S1 to S4, S6, S7, S9; no bound on lengths or on the number of requests."""
     check(MIXES[name], WINDOW, pads=3)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("pads", PADS)
 def test_pads_belong_to_no_request_and_nothing_beyond_them_is_written(pads: int) -> None:
     """S8."""
     check(MIXES["decodes beside prefills"], WINDOW, pads)
 
 
+@pytest.mark.sanitizer
 def test_told_of_more_requests_than_there_are_the_kernel_writes_the_same() -> None:
     """S9, B8: a captured launch is told max_num_seqs, as it cannot read the host's count."""
     requests = MIXES["decodes beside prefills"]
     check(requests, WINDOW, pads=3, told_reqs=len(requests) + 1)
 
 
+@pytest.mark.sanitizer
 def test_a_window_wider_than_one_block_of_the_kernel_is_kept_whole() -> None:
     """S1, S9."""
     check([prefill(700, 20, window_start=4), prefill(290)], window=300, pads=2)

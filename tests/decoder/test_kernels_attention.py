@@ -15,6 +15,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 # (S4), positions around topk, and long contexts of no multiple of it
 PLACES = [(0, 0, 0), (0, 5, 0), (0, 10, 3), (0, 11, 4), (1, 12, 12), (1, 40, 35), (1, 100, 93), (2, 221, 216)]
 
+pytestmark = pytest.mark.sanitizer
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 

@@ -13,6 +13,7 @@ HC, ITERS, RMS_EPS, HC_EPS, ALPHA = 4, 20, 1e-6, 1e-5, 1.5
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # poison, interpreted by NumPy
+pytestmark = pytest.mark.sanitizer
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 

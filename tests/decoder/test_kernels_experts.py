@@ -12,6 +12,7 @@ HIDDEN, INTER, LIMIT = 80, 20, 0.7
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # poison, interpreted by NumPy
+pytestmark = pytest.mark.sanitizer
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 

@@ -1,15 +1,13 @@
 """The long run: steps of random worlds by number and seed; prints what was covered, and every failure shrunk."""
 
-import gc
 import platform
 import sys
-import time
 from collections import Counter
 from importlib.metadata import version
 
 import click
 import torch
-from long_run.runs import Report, possible_paths, run_worlds
+from long_run.runs import Report, possible_paths, quiet, run_worlds
 from tabulate import tabulate
 from tqdm import tqdm
 
@@ -17,29 +15,29 @@ from tqdm import tqdm
 @click.command()
 @click.option("--steps", default=100_000, show_default=True, help="Steps to run at least.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the first world; the next ones follow it.")
-def main(steps: int, seed: int) -> None:
+@click.option("--workers", default=1, show_default=True, help="Processes; the figures are the same with any number.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of the graphs.")
+def main(steps: int, seed: int, workers: int, device: str) -> None:
     """Run at least so many steps, and exit with 1 if any was wrong."""
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    begin = time.process_time()
+    quiet()
     with tqdm(total=steps, unit="step") as bar:
-        report = run_worlds(seed, steps, bar.update)
+        report = run_worlds(seed, steps, bar.update, workers=workers, device=device)
     for failure in report.failures:
         click.echo(failure, err=True)
-    click.echo(summary(report, seed, time.process_time() - begin))
+    click.echo(summary(report, seed, device))
     sys.exit(bool(report.failures))
 
 
-def summary(report: Report, seed: int, seconds: float) -> str:
+def summary(report: Report, seed: int, device: str) -> str:
     """The figures in markdown: one line, the counts, and the paths."""
     tally, possible = report.tally, possible_paths()
     assert set(tally.paths) <= possible, f"paths that no step should take: {set(tally.paths) - possible}"
     missed = possible - set(tally.paths)
     lines = [
         f"{tally.steps:,} steps of {report.worlds:,} worlds from seed {seed}: {len(report.failures)} failures, "
-        f"{len(tally.paths)} of {len(possible)} dispatch paths, {seconds:,.0f} s of one core "
-        f"(python {platform.python_version()}, torch {torch.__version__}, hypothesis {version('hypothesis')}).",
+        f"{len(tally.paths)} of {len(possible)} dispatch paths, {report.seconds:,.0f} s of processor time "
+        f"({device}; python {platform.python_version()}, torch {torch.__version__}, "
+        f"hypothesis {version('hypothesis')}).",
         "Of these steps: " + ", ".join(f"{count:,} {what}" for what, count in tally.counts.most_common()) + ".",
         *(f"Not covered: {', '.join(path)}" for path in sorted(missed)),
         "",

@@ -33,10 +33,10 @@ class EagerTwin:
     """Runs a world's steps eagerly over a KV cache of its own."""
 
     def __init__(self, world: World, weights: DecoderWeights) -> None:
-        self.world = world
+        self.world, self.device = world, weights.embed.device
         embed = weights.embed.clone()
         embed[:POISONED_IDS] = 0
-        cache = KVCache(world.shape, world.num_blocks * world.block_size, weights.embed.device)
+        cache = KVCache(world.shape, world.num_blocks * world.block_size, self.device)
         self.caches = [*cache.window, cache.shared]
         self.decoder = Decoder(world.shape, attrs.evolve(weights, embed=embed), cache)
 
@@ -48,12 +48,13 @@ class EagerTwin:
         table = torch.zeros((len(tables) + 1, self.world.max_blocks), dtype=torch.int32)
         for index, blocks in enumerate(tables):
             table[index, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        table = table.to(self.device)
         padded = record.padded_tokens
         whole = self._metadata(rows, [row.start for row in rows], padded, table)
         keys = (WINDOW_KEY, FIRST_REPLAY_WINDOW_KEY, REPLAY_WINDOW_KEY)
         context = self._context(len(rows), padded, dict.fromkeys(keys, whole))
         with use_forward_context(context):
-            state = self.decoder.embed_and_start(_column(ids, padded, 0, torch.int32), whole.positions)
+            state = self.decoder.embed_and_start(self._column(ids, padded, 0, torch.int32), whole.positions)
             early_aux = self.decoder.run_first_layers(state)
             inputs = state.row_tensors()
             if record.replay_mode is None:
@@ -89,10 +90,10 @@ class EagerTwin:
         self, rows: Sequence[PlainRow], starts: Sequence[int], padded: int, table: Tensor
     ) -> AttentionMetadata:
         return AttentionMetadata(
-            _column([row.position for row in rows], padded, 0, torch.int64),
-            _column([row.slot for row in rows], padded, -1, torch.int64),
-            _column([row.request for row in rows], padded, -1, torch.int32),
-            _column(starts, padded, 0, torch.int64),
+            self._column([row.position for row in rows], padded, 0, torch.int64),
+            self._column([row.slot for row in rows], padded, -1, torch.int64),
+            self._column([row.request for row in rows], padded, -1, torch.int32),
+            self._column(starts, padded, 0, torch.int64),
             table,
             self.world.block_size,
         )
@@ -105,10 +106,9 @@ class EagerTwin:
             num_tokens=rows,
             padded_tokens=padded,
             metadata=metadata,
-            num_rows=torch.tensor([rows], dtype=torch.int32),
+            num_rows=self._column([rows], 1, 0, torch.int32),
             first_layer_kv_written=kv_written,
         )
 
-
-def _column(values: Sequence[int], padded: int, pad: int, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([*values, *[pad] * (padded - len(values))], dtype=dtype)
+    def _column(self, values: Sequence[int], padded: int, pad: int, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([*values, *[pad] * (padded - len(values))], dtype=dtype, device=self.device)

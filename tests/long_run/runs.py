@@ -1,18 +1,25 @@
 """Runs of random worlds: histories of each, until so many steps ran; what was covered, and every failure shrunk."""
 
 import gc
+import time
 import traceback
-from collections.abc import Callable
-from itertools import product
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from itertools import count, product
+from multiprocessing import get_context
 
 import attrs
 import hypothesis
+import torch
 from hypothesis import HealthCheck, given, settings
 from long_run.histories import Step, histories
 from long_run.served import Path, Served, Tally
 from long_run.worlds import World, build, draw_world
 
 from replay_sim.batch.dispatch import ModelReason, ReplayReason
+from replay_sim.capture import CaptureBackend
 from replay_sim.capture.host import HostBackend
 from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.sharing import PoolSharing
@@ -24,11 +31,19 @@ WITH_REPLAY_BATCH = ("GRAPH", "NO_SIZES", "TOO_MANY_ROWS", "NOT_CAPTURED")
 
 @attrs.define
 class Report:
-    """What ran: counts and paths, worlds, and the text of each failure, with the shortest history that shows it."""
+    """What ran: counts and paths, worlds, each failure with the shortest history that shows it; processor seconds."""
 
     tally: Tally = attrs.field(factory=Tally)
     worlds: int = 0
     failures: list[str] = attrs.field(factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: "Report") -> None:
+        """Add what another says."""
+        self.tally.add(other.tally)
+        self.worlds += other.worlds
+        self.failures += other.failures
+        self.seconds += other.seconds
 
 
 def possible_paths() -> set[Path]:
@@ -53,30 +68,77 @@ def possible_paths() -> set[Path]:
     }
 
 
-def run_worlds(first_seed: int, steps: int, progress: Callable[[int], None] = lambda done: None) -> Report:
+def run_worlds(
+    first_seed: int,
+    steps: int,
+    progress: Callable[[int], None] = lambda done: None,
+    *,
+    workers: int = 1,
+    device: str = "cpu",
+) -> Report:
     """Run the worlds of `first_seed` and on until `steps` steps ran right; a failure ends its world alone.
 
-    `progress` is told the steps of each world. The same arguments run the same steps.
+    `progress` is told the steps of each world. With several `workers`, processes run worlds beside each other and are
+    taken in the order of their seeds, so that the same steps and seed give the same report with any number.
     """
-    report, seed = Report(), first_seed
+    report, worlds = Report(), _worlds(count(first_seed), workers, partial(run_seed, device=device))
     while report.tally.steps < steps:
-        tally = Tally()
-        try:
-            run_world(draw_world(seed), tally)
-        except Exception as error:
-            report.failures.append(f"world {seed}\n" + "".join(traceback.format_exception(error)))
-        else:
-            report.tally.add(tally)
-        report.worlds += 1
-        seed += 1
-        progress(tally.steps)
-        gc.collect()
+        of_world = next(worlds)
+        report.add(of_world)
+        progress(of_world.tally.steps)
+    worlds.close()
     return report
 
 
-def run_world(world: World, tally: Tally) -> None:
+def _worlds(seeds: Iterable[int], workers: int, run: Callable[[int], Report]) -> Iterator[Report]:
+    """The report of every seed in turn; those of the next few are made while one is waited for."""
+    if workers == 1:
+        yield from map(run, seeds)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=quiet) as pool:
+        running: deque[Future[Report]] = deque()
+        try:
+            for seed in seeds:
+                running.append(pool.submit(run, seed))
+                if len(running) > 2 * workers:
+                    yield running.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def quiet() -> None:
+    """One thread a process, and no walk of what the imports made at every capture's collection (C9)."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+
+
+def run_seed(seed: int, device: str = "cpu") -> Report:
+    """Run the world of a seed; a failure is in the report."""
+    report, begin = Report(worlds=1), time.process_time()
+    tally = Tally()
+    try:
+        run_world(draw_world(seed), tally, _backend(device))
+    except Exception as error:
+        report.failures.append(f"world {seed}\n" + "".join(traceback.format_exception(error)))
+    else:
+        report.tally.add(tally)
+    gc.collect()
+    report.seconds = time.process_time() - begin
+    return report
+
+
+def _backend(device: str) -> CaptureBackend:
+    if device == "cpu":
+        return HostBackend(ARENA_BYTES)
+    from replay_sim.capture.cuda import CudaBackend
+
+    return CudaBackend()
+
+
+def run_world(world: World, tally: Tally, backend: CaptureBackend) -> None:
     """Capture the graphs of one world and serve histories; raises what fails first, with the history that shows it."""
-    served = Served(world, build(world, HostBackend(ARENA_BYTES)), tally)
+    served = Served(world, build(world, backend), tally)
 
     @hypothesis.seed(world.seed)
     @settings(

@@ -95,6 +95,7 @@ def test_a_gather_fills_the_kept_rows_clears_the_pads_and_touches_nothing_else(m
             assert buffer[padded:].view(torch.uint8).tolist() == old[padded:].view(torch.uint8).tolist()
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("absent", [0, 2, 6])
 def test_the_buffer_of_an_absent_input_is_cleared(moves, absent: int) -> None:
     """L5, B2."""
@@ -114,6 +115,7 @@ def index_map(kept: list[int], length: int, device: str) -> Tensor:
     return places.to(device)
 
 
+@pytest.mark.sanitizer
 @every_contract
 def test_scatters_one_after_the_other_leave_the_last_ones_rows_and_zeros(moves, contract) -> None:
     """L6: mixes that grow, shrink, move and end in nothing; the map may be longer than the targets."""
@@ -131,6 +133,7 @@ def test_scatters_one_after_the_other_leave_the_last_ones_rows_and_zeros(moves, 
         assert written.tolist() == [expected_flags] * chunks
 
 
+@pytest.mark.sanitizer
 def test_a_scatter_touches_no_row_that_its_flags_call_zero(moves) -> None:
     """L6: 8,192 rows are not cleared a step; a planted value in a row that nobody wrote stays."""
     contract = CONTRACTS["one tensor"]
@@ -147,6 +150,7 @@ def test_a_scatter_touches_no_row_that_its_flags_call_zero(moves) -> None:
     )
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 33])
 def test_targets_of_any_number_of_rows_are_scattered_whole(moves, rows: int) -> None:
     """L6: no multiple of what a program takes."""

@@ -20,6 +20,7 @@ from replay_sim.explore.tuning_plans import (
 from replay_sim.explore.tuning_score import PlanScore, score
 from replay_sim.explore.tuning_steps import StepCounts, mixed_steps
 from replay_sim.plan import CapturePlan, make_plan
+from replay_sim.plan.capture_sizes import PIECEWISE_MODES
 from replay_sim.plan.joint import JointPlanner, JointSizes, joint_optimum, trade_offs
 from replay_sim.plan.step_costs import StepCosts
 
@@ -90,12 +91,15 @@ def tune(
     """Tune `config` on the steps `seen`, and judge on `unseen` (issue 6, 4).
 
     Within the limits the tuned plan is never worse on `seen` than the default or the config's own: both are among the
-    choices. A graph that saves less than NOT_WORTH_A_GRAPH is not captured. Raises ValueError: no graphs are captured,
-    no steps, or limits that no plan keeps.
+    choices. A graph that saves less than NOT_WORTH_A_GRAPH is not captured. Raises ValueError: no PIECEWISE graphs are
+    captured, no steps, or limits that no plan keeps.
     """
     own, default = make_plan(config), make_plan(default_config(config))
-    if not own.model_sizes and not own.full_sizes:
-        raise ValueError(f"cudagraph_mode: {config.cudagraph_mode} is not allowed here; it must capture graphs")
+    if not own.model_sizes:
+        raise ValueError(
+            f"cudagraph_mode: {config.cudagraph_mode} is not allowed here; what is tuned are PIECEWISE graphs: it "
+            f"must be one of {', '.join(PIECEWISE_MODES)}"
+        )
     if not seen.total():
         raise ValueError("no steps to tune on: the workload has none")
     limits = _filled(limits or Limits(), own, default)

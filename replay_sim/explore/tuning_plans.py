@@ -8,7 +8,7 @@ import attrs
 
 from replay_sim.config import ServingConfig
 from replay_sim.config.defaults import TRIM_THRESHOLD
-from replay_sim.plan import CapturePlan, make_plan
+from replay_sim.plan import CapturePlan
 from replay_sim.plan.joint import JointPlanner, JointSizes, MixedSteps
 from replay_sim.plan.step_costs import StepCosts
 
@@ -34,9 +34,9 @@ def config_with(config: ServingConfig, choice: JointSizes) -> ServingConfig:
     """The config with chosen sizes, all of them explicit.
 
     No replay size means no replay graphs. Without a size that breaks the threshold is above the largest, since the
-    engine's is a number. Where no PIECEWISE graphs are captured the sizes of the FULL graphs and the threshold stay.
+    engine's is a number.
     """
-    sizes = choice.model_sizes or make_plan(config).full_sizes
+    sizes = choice.model_sizes
     threshold = choice.trim_threshold
     if threshold is None:
         threshold = max(sizes[-1] + 1 if sizes else 0, config.window + 1)

@@ -121,7 +121,7 @@ def as_text(tuning: Tuning, about: About) -> str:
         "",
         _plans_table(tuning),
         "",
-        f"cudagraph_capture_sizes: {_sizes(tuned.plan.model_sizes or tuned.plan.full_sizes)}",
+        f"cudagraph_capture_sizes: {_sizes(tuned.plan.model_sizes)}",
         f"decoder_replay_trim_threshold: {tuned.config.decoder_replay_trim_threshold}"
         + ("" if tuned.plan.breaking_sizes else ", above every size: no model graph breaks"),
         f"decoder_replay_cudagraph_capture_sizes: {_sizes(tuned.plan.replay_sizes)}",

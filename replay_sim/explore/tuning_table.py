@@ -20,6 +20,7 @@ from replay_sim.config.loading import config_from_mapping
 from replay_sim.explore.tuning import TunedPlan
 from replay_sim.explore.tuning_costs import fitted_costs
 from replay_sim.explore.workload_steps import tuned_workload
+from replay_sim.plan.capture_sizes import PIECEWISE_MODES
 from replay_sim.progress import Progress, no_progress, progress_bar
 from replay_sim.whole_file import write_whole
 from replay_sim.workload.detect import read_trace
@@ -85,14 +86,17 @@ class TuningTable:
 def published_configs(path: Path) -> dict[ServingConfig, list[str]]:
     """The configs of a file of published ones that are that engine's, each with the ids of those alike.
 
-    Raises OSError or ValueError for a file that is not one, and ConfigError for settings that cannot be used.
+    Those without PIECEWISE graphs are left out: there is nothing to tune. Raises OSError or ValueError for a file that
+    is not one, and ConfigError for settings that cannot be used.
     """
     known = {field.name for field in attrs.fields(ServingConfig)}
     found: dict[ServingConfig, list[str]] = {}
     for entry in json.loads(path.read_text(encoding="utf-8"))["configs"]:
         if entry["engine"] == ENGINE:
             settings = {key: value for key, value in entry.items() if key in known and value is not None}
-            found.setdefault(config_from_mapping(settings), []).append(entry["id"])
+            config = config_from_mapping(settings)
+            if config.cudagraph_mode in PIECEWISE_MODES:
+                found.setdefault(config, []).append(entry["id"])
     return found
 
 

@@ -14,19 +14,23 @@ Notes = tuple[str, ...]
 def replay_capture_sizes(config: ServingConfig) -> tuple[Sizes, Notes]:
     """Return the replay graph sizes in rows, ascending, and what must be said about them (P1-P3).
 
+    Replay graphs are PIECEWISE graphs, which run in the break of one (D3, O1): a mode without these has none.
+
     Raises:
         ConfigError: a largest size above max_num_batched_tokens (P3).
     """
-    sizes, notes = _explicit_sizes(config) if _is_explicit(config) else _sizes_by_rule(config)
-    if config.cudagraph_mode == "NONE":
-        return (), ("no replay graphs: cudagraph_mode is NONE",)
-    if not config.cudagraph_decoder_replay:
-        return (), ("no replay graphs: cudagraph_decoder_replay is false",)
-    return sizes, notes
+    off = _why_none(config)
+    if config.decoder_replay_cudagraph_capture_sizes:
+        sizes, notes = _explicit_sizes(config)
+        return ((), (off,)) if off else (sizes, notes)
+    return ((), (off,)) if off else _sizes_by_rule(config)
 
 
-def _is_explicit(config: ServingConfig) -> bool:
-    return bool(config.decoder_replay_cudagraph_capture_sizes)
+def _why_none(config: ServingConfig) -> str:
+    """Why no replay graph is captured, whatever the sizes; empty if they are."""
+    if config.cudagraph_mode not in PIECEWISE_MODES:
+        return f"no replay graphs: they are PIECEWISE graphs, and cudagraph_mode is {config.cudagraph_mode}"
+    return "" if config.cudagraph_decoder_replay else "no replay graphs: cudagraph_decoder_replay is false"
 
 
 def _explicit_sizes(config: ServingConfig) -> tuple[Sizes, Notes]:

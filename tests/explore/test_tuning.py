@@ -186,8 +186,9 @@ def test_a_limit_below_nothing_is_refused(name: str) -> None:
 
 
 def test_what_cannot_be_tuned_is_refused() -> None:
-    with pytest.raises(ValueError, match="cudagraph_mode: NONE"):
-        tune(attrs.evolve(SMALL, cudagraph_mode="NONE"), Counter({(9, 9, False): 1}), None, COSTS)
+    for mode in ("NONE", "FULL", "FULL_DECODE_ONLY"):
+        with pytest.raises(ValueError, match=f"cudagraph_mode: {mode} is .* one of PIECEWISE, FULL_AND_PIECEWISE"):
+            tune(attrs.evolve(SMALL, cudagraph_mode=mode), Counter({(9, 9, False): 1}), None, COSTS)
     with pytest.raises(ValueError, match="no steps"):
         tune(SMALL, Counter(), None, COSTS)
 
@@ -196,14 +197,6 @@ def test_steps_that_all_run_in_full_graphs_leave_the_config_as_it_is() -> None:
     tuning = tune(SMALL, Counter({(6, 6, True): 5}), None, COSTS)
     assert tuning.tuned.seen.expected_step_ms == tuning.own.seen.expected_step_ms
     assert tuning.replay_curve == () and tuning.mixed_steps == 0
-
-
-def test_full_decode_only_tunes_the_replay_graphs_of_eager_steps() -> None:
-    """No PIECEWISE graphs: the model's list and the threshold stay, eager prefills trim."""
-    config = attrs.evolve(SMALL, cudagraph_mode="FULL_DECODE_ONLY")
-    tuning = tune(config, Counter({(90, 24, False): 3, (6, 6, True): 9}), None, COSTS)
-    assert tuning.tuned.plan.replay_sizes == (24,)
-    assert tuning.tuned.plan.full_sizes == tuning.own.plan.full_sizes
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8, 16, 64], [7, 100], [5, 6, 7, 8, 9, 90]])

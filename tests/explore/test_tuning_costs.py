@@ -76,7 +76,8 @@ def test_what_the_model_never_saw_is_said_with_its_share_of_steps_and_time() -> 
     wide = attrs.evolve(config, window=256)
     (reason,) = FittedCosts(MODEL, wide).guesses(make_plan(wide), Counter({(2000, 256, False): 1}))
     assert "100.0% of the time" in reason and "window more than 128" in reason
-    eager = attrs.evolve(config, cudagraph_mode="FULL_DECODE_ONLY")
+    sizes = {"cudagraph_capture_sizes": [64], "max_cudagraph_capture_size": 64}
+    eager = attrs.evolve(config, decoder_replay_cudagraph_capture_sizes=[128], **sizes)
     first, second = costs.guesses(make_plan(eager), Counter({(2000, 128, False): 1, (90, 90, False): 2}))
     assert "eager_off was not measured" in first and "eager_replay_graphs was not measured" in second
 

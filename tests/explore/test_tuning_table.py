@@ -28,6 +28,7 @@ FEW = [
     {"engine": "other", "id": "b", "max_num_seqs": 8},
     {"engine": "vllm", "id": "c", "max_num_seqs": 8, "cudagraph_capture_sizes": [8, 64, 512], "model": None},
     {"engine": "vllm", "id": "d", "max_num_seqs": 9, "decoder_replay_trim_threshold": None},
+    {"engine": "vllm", "id": "e", "max_num_seqs": 8, "cudagraph_mode": "FULL_DECODE_ONLY"},
 ]
 
 
@@ -38,7 +39,7 @@ def row():
 
 
 def test_configs_of_the_engine_are_taken_once_where_they_are_alike(tmp_path: Path) -> None:
-    """A null is a setting that the source does not set, the threshold's among them."""
+    """A null is a setting that the source does not set, the threshold's among them; e has nothing to tune."""
     path = tmp_path / "configs.json"
     path.write_text(json.dumps({"configs": FEW}))
     found = published_configs(path)

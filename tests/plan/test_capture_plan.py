@@ -9,9 +9,17 @@ from replay_sim.plan import CapturePlan, check_cache_slots, dummy_query_lens, ma
 def test_a_threshold_must_exceed_the_window() -> None:
     """P5."""
     for threshold, window in ((128, 128), (127, 128), (768, 1024)):
-        with pytest.raises(ValueError, match=f"decoder_replay_trim_threshold: {threshold} .* window {window}"):
+        told = f"decoder_replay_trim_threshold: {threshold} .* window {window}, or be null"
+        with pytest.raises(ValueError, match=told):
             make_plan(ServingConfig(window=window, decoder_replay_trim_threshold=threshold))
     assert make_plan(ServingConfig(decoder_replay_trim_threshold=129)).trim_threshold == 129
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY"])
+def test_where_no_graph_can_break_a_threshold_within_the_window_is_no_mistake(mode: str) -> None:
+    """P5 is about graphs that break: a window of 1024 and the engine's threshold of 768 can be planned without them."""
+    plan = make_plan(ServingConfig(window=1024, cudagraph_mode=mode))
+    assert plan.trim_threshold is None and plan.breaking_sizes == ()
 
 
 def test_a_threshold_of_none_never_breaks() -> None:

@@ -60,10 +60,13 @@ def test_every_published_config_gets_the_sizes_of_the_rule_or_its_own(shared: Pa
         sequences = settings.get("max_num_seqs", min(1024, budget))
         explicit = settings.get("decoder_replay_cudagraph_capture_sizes")
         expected = sorted(set(explicit)) if explicit else sizes_by_the_rule(WINDOW, sequences, limit_of(settings))
+        if "PIECEWISE" not in settings.get("cudagraph_mode", "FULL_AND_PIECEWISE"):
+            expected = []
         plan = make_plan(config_from_mapping(settings))
         assert list(plan.replay_sizes) == expected, entry["id"]
         assert not expected or expected[-1] <= budget, entry["id"]
-        assert plan.replay_sizes or any("below window" in note for note in plan.notes), entry["id"]
+        reasons = ("below window", "they are PIECEWISE graphs")
+        assert plan.replay_sizes or any(reason in note for note in plan.notes for reason in reasons), entry["id"]
         kinds["explicit" if explicit else "rule" if expected else "empty"] += 1
     assert all(kinds.values()), kinds
 
@@ -199,8 +202,8 @@ def test_a_bound_below_the_window_is_an_empty_plan_with_a_reason() -> None:
     [
         ("NONE", False, False, False),
         ("PIECEWISE", True, False, True),
-        ("FULL", False, True, True),
-        ("FULL_DECODE_ONLY", False, True, True),
+        ("FULL", False, True, False),
+        ("FULL_DECODE_ONLY", False, True, False),
         ("FULL_AND_PIECEWISE", True, True, True),
     ],
 )
@@ -208,6 +211,20 @@ def test_the_mode_says_which_graphs_there_are(mode: str, model: bool, full: bool
     plan = make_plan(ServingConfig(cudagraph_mode=mode))
     assert (bool(plan.model_sizes), bool(plan.full_sizes), bool(plan.replay_sizes)) == (model, full, replay)
     assert model or any(f"cudagraph_mode is {mode}" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY"])
+@pytest.mark.parametrize("sizes", [None, [128, 256]])
+def test_without_piecewise_graphs_no_replay_graph_is_planned_said_aloud(mode: str, sizes: list[int] | None) -> None:
+    """D3, O1, P6: a replay graph is a PIECEWISE graph that runs in the break of one, explicit sizes or not."""
+    config = ServingConfig(
+        cudagraph_mode=mode, max_num_seqs=256, max_num_batched_tokens=256, decoder_replay_cudagraph_capture_sizes=sizes
+    )
+    plan = make_plan(config)
+    assert plan.replay_sizes == () and plan.trim_threshold is None
+    assert f"no replay graphs: they are PIECEWISE graphs, and cudagraph_mode is {mode}" in plan.notes
+    with pytest.raises(ValueError, match="decoder_replay_cudagraph_capture_sizes: 512 .* max_num_batched_tokens 256"):
+        make_plan(attrs.evolve(config, decoder_replay_cudagraph_capture_sizes=[512]))
 
 
 def test_replay_graphs_can_be_switched_off_said_aloud() -> None:

@@ -78,7 +78,7 @@ class ServingConfig:
     Attributes (all counts of tokens or rows unless said otherwise):
         model: the model's name; a label.
         window: sliding-window length of the replay layers, which is also the rows that a prefill keeps (S1).
-        max_num_batched_tokens: token budget of a step.
+        max_num_batched_tokens: token budget of a step, at least `max_num_seqs`: the engine refuses to start otherwise.
         max_num_seqs: most requests in a step.
         num_speculative_tokens: draft tokens that a decode verifies besides its own.
         cudagraph_mode: one of `CUDAGRAPH_MODES`.
@@ -92,7 +92,8 @@ class ServingConfig:
         max_model_len: longest sequence; None when not known.
 
     Raises:
-        ConfigError: a value of the wrong type or range, or sizes that contradict the maximum.
+        ConfigError: a value of the wrong type or range, a budget below the sequences, or sizes that contradict the
+            maximum.
     """
 
     model: str = attrs.field(default=defaults.MODEL, validator=_check_model)
@@ -120,6 +121,11 @@ class ServingConfig:
         return defaults.default_max_num_seqs(budget) if isinstance(budget, int) else defaults.MAX_NUM_SEQS
 
     def __attrs_post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is not allowed; it must be at least "
+                f"max_num_seqs {self.max_num_seqs}: every request of a step has a token"
+            )
         sizes, maximum = self.cudagraph_capture_sizes, self.max_cudagraph_capture_size
         if sizes and maximum is not None and maximum != max(sizes):
             raise ConfigError(

@@ -17,7 +17,6 @@ def trim_threshold(config: ServingConfig) -> int | None:
         return None
     if threshold is not None and threshold <= config.window:
         raise ConfigError(
-            f"decoder_replay_trim_threshold: {threshold} is not allowed; it must exceed window {config.window}, or be "
-            "null for graphs that never break"
+            f"decoder_replay_trim_threshold: {threshold} is not allowed; it must exceed window {config.window}"
         )
     return threshold

@@ -22,11 +22,17 @@ def test_unset_sequences_never_exceed_the_token_budget() -> None:
     assert ServingConfig(max_num_batched_tokens=256).max_num_seqs == 256
 
 
+def test_a_token_budget_below_the_sequences_is_refused_as_the_engine_does() -> None:
+    assert ServingConfig(max_num_batched_tokens=64, max_num_seqs=64).max_num_seqs == 64
+    with pytest.raises(ConfigError, match="max_num_batched_tokens: 64 is not .* at least max_num_seqs 65"):
+        ServingConfig(max_num_batched_tokens=64, max_num_seqs=65)
+
+
 def test_the_default_limit_counts_the_tokens_of_a_decode_request() -> None:
     """A12."""
     assert ServingConfig(max_num_seqs=32, num_speculative_tokens=3).capture_size_limit == 256
     assert ServingConfig(max_num_seqs=2, num_speculative_tokens=3).capture_size_limit == 16
-    assert ServingConfig(max_num_seqs=512, max_num_batched_tokens=64).capture_size_limit == 64
+    assert ServingConfig(max_num_seqs=64, max_num_batched_tokens=64, num_speculative_tokens=3).capture_size_limit == 64
 
 
 def test_the_limit_is_the_explicit_maximum_or_the_largest_explicit_size() -> None:

@@ -111,10 +111,10 @@ def test_graphs_and_bytes_stand_against_max_num_seqs_and_a_measured_pool_beside_
         points=[point | {"group": "model", "reserved_bytes": 7, "predicted_bytes": 7}]
         + [point | {"reserved_bytes": 3 * MIB, "predicted_bytes": 0}],
     )
-    swept = seqs_sweep(CONFIG, (1, 2, 8, 100))
+    swept = seqs_sweep(CONFIG, (1, 2, 8, 64))
     figure = seqs_figure(swept, 6, SOURCE, pool=record)
     graphs, static = [trace for trace in figure.data if trace.legendgroup == DEFAULT]
-    assert graphs.x == static.x == (1, 2, 8, 100) and graphs.y == (1, 2, 8, 8)
+    assert graphs.x == static.x == (1, 2, 8, 64) and graphs.y == (1, 2, 8, 8)
     assert static.y[1] == pytest.approx(swept[DEFAULT][1].static_buffer_bytes / MIB)
     (star,) = [trace for trace in figure.data if trace.marker.symbol == "star"]
     assert (star.x, star.y) == ((6,), (3.0,))

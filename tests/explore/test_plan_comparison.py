@@ -126,7 +126,7 @@ def test_a_workload_is_the_same_for_its_seed_and_names_its_source() -> None:
 
 def test_graphs_and_bytes_grow_with_max_num_seqs_until_the_maximum_size() -> None:
     """P2: 32, the largest model size, is the bound from eight requests of four rows on."""
-    swept = seqs_sweep(CONFIG, (1, 2, 8, 100))
+    swept = seqs_sweep(CONFIG, (1, 2, 8, 64))
     assert [(point.num_replay_graphs, point.largest_size) for point in swept[DEFAULT]] == [
         (1, 4),
         (2, 8),

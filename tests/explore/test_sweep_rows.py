@@ -135,7 +135,7 @@ def test_a_point_that_fails_is_a_row_with_its_reason() -> None:
     row = ROWS[FAILED[-1]]
     assert "decoder_replay_trim_threshold: 32 is not allowed; it must exceed window 40" in row["error"]
     assert (row["window"], row["plan"], row["steps"], row["expected_step_ms"]) == (40, "eager", None, None)
-    tight = attrs.evolve(POINTS[0], settings=(("max_num_batched_tokens", 2),))
+    tight = attrs.evolve(POINTS[0], settings=(("max_num_batched_tokens", 2), ("max_num_seqs", 2)))
     (row,) = run_group([tight], WORKLOAD)
     assert "max_num_batched_tokens is 2: it must hold one decode" in row["error"]
     (row,) = run_group([POINTS[0]], SweptWorkload("nothing", ()))

@@ -84,8 +84,11 @@ def command(
     tuning = tune(serving, seen, unseen, costs, limits, _pool_bytes)
     if emit:
         named = [(chosen.name, chosen.config) for chosen in tuning.plans]
-        pasted = tuning.own if tuning_report.keeps_own(tuning) else tuning.tuned
-        click.echo(f"# {tuning_report.headline(tuning)}\n\n{vllm_export.emit_text(pasted.config, named)}")
+        keeps_own = tuning_report.keeps_own(tuning)
+        pasted = tuning.own if keeps_own else tuning.tuned
+        told = [tuning_report.headline(tuning), *([] if keeps_own else tuning_report.overrides(tuning))]
+        lines = "\n".join(f"# {line}" for line in told)
+        click.echo(f"{lines}\n\n{vllm_export.emit_text(pasted.config, named)}")
         return
     guesses = costs.guesses(tuning.tuned.plan, seen)
     about = tuning_report.About(config=config, workload=source, assumed=assumed, guesses=guesses)

@@ -68,6 +68,21 @@ def headline(tuning: Tuning) -> str:
     )
 
 
+def overrides(tuning: Tuning) -> list[str]:
+    """What the tuned config sets against a bound or a choice that the user's config states, a sentence each."""
+    own, tuned = tuning.own.config, tuning.tuned.config
+    bound, largest = own.max_cudagraph_capture_size, max(tuning.tuned.plan.model_sizes, default=0)
+    told = []
+    if bound is not None and largest > bound:
+        told.append(
+            f"tuned raises max_cudagraph_capture_size from {bound} to {largest}: a larger graph takes more memory, "
+            "which --max-pool-mib bounds"
+        )
+    if tuned.cudagraph_decoder_replay and not own.cudagraph_decoder_replay:
+        told.append("tuned sets cudagraph_decoder_replay to true, which CONFIG sets to false")
+    return told
+
+
 def _judged_on(plan: TunedPlan) -> PlanScore:
     return plan.unseen or plan.seen
 
@@ -80,6 +95,7 @@ def as_dict(tuning: Tuning, about: About) -> dict[str, Any]:
         "config": about.config,
         "workload": about.workload,
         "headline": headline(tuning),
+        "overrides": overrides(tuning),
         "cudagraph_capture_sizes": list(tuned.cudagraph_capture_sizes or tuning.tuned.plan.model_sizes),
         "decoder_replay_cudagraph_capture_sizes": list(tuning.tuned.plan.replay_sizes),
         "decoder_replay_trim_threshold": tuned.decoder_replay_trim_threshold,
@@ -116,6 +132,7 @@ def as_text(tuning: Tuning, about: About) -> str:
     tuned = tuning.tuned
     parts = [
         headline(tuning),
+        *(f"Note: {told}" for told in overrides(tuning)),
         "",
         f"Workload: {about.workload}",
         "",

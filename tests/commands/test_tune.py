@@ -92,6 +92,31 @@ def test_emit_prints_the_configs_own_sizes_where_they_are_to_be_kept(
 
 
 @pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_cudagraph_capture_size": 1024}, "tuned raises max_cudagraph_capture_size from 1024 to 1300: "),
+        (
+            {"cudagraph_decoder_replay": False},
+            "tuned sets cudagraph_decoder_replay to true, which CONFIG sets to false",
+        ),
+        ({}, None),
+    ],
+)
+def test_what_the_tuned_config_sets_against_the_users_is_said_wherever_it_is_told(
+    changes: dict, told: str | None, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A largest size above the one that CONFIG states, and replay graphs that CONFIG turns off."""
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"max_num_seqs": 96, "max_cudagraph_capture_size": 4096} | changes))
+    args = (str(path), "--statistics", table)
+    text, pasted = (run(capsys, *args, *more)[1].splitlines() for more in ((), ("--emit", "vllm")))
+    said = json.loads(run(capsys, *args, "--json")[1])["overrides"]
+    assert [line for line in text if line.startswith("Note: tuned ")] == [f"Note: {line}" for line in said]
+    assert [line for line in pasted if line.startswith("# tuned ")] == [f"# {line}" for line in said]
+    assert len(said) == (told is not None) and all(line.startswith(told or "") for line in said)
+
+
+@pytest.mark.parametrize(
     ("args", "named"),
     [
         (("default", "--max-pool-mib", "inf"), "max_pool_mib: inf is not allowed"),

@@ -102,7 +102,7 @@ def _from_statistics(path: str, plan: "CapturePlan") -> tuple["StepCounts", str,
     from replay_sim.explore.tuning_steps import from_statistics
     from replay_sim.workload.statistics_table import read_statistics
 
-    counted = from_statistics(read_statistics(path), plan)
+    counted = from_statistics(read_statistics(path, plan.max_num_batched_tokens), plan)
     words = f"{counted.counts.total():,} steps of the statistics table {Path(path).name}"
     return counted.counts, words, (*counted.assumed, "The table has no order: judged on what it was tuned on.")
 

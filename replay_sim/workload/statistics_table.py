@@ -17,6 +17,8 @@ TITLE = re.compile(r"\*\*(Model|Replay) graphs\*\*$")
 CUT = re.compile(r"\d more rows, \d{1,18} dispatches, not shown\.$")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 RULE = re.compile(r":?-+:?$")
+GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3}){1,6}$")
+"""A number whose thousands are separated."""
 
 
 @attrs.frozen
@@ -54,13 +56,14 @@ class StatisticsTable:
         return counts
 
 
-def read_statistics(path: Path) -> StatisticsTable:
+def read_statistics(path: Path, max_num_batched_tokens: int | None = None) -> StatisticsTable:
     """All rows of a file that holds such tables; TraceError names line, field and what was expected.
 
-    What a logger writes before a row is left out, and lines outside of the tables are skipped. A table says
-    whose graphs it counts by the titles that DispatchTable prints; without one they are the model's.
+    No step has more than `max_num_batched_tokens` tokens, and no replay batch more rows; None for no bound. What a
+    logger writes before a row is left out, and lines outside of the tables are skipped. A table says whose graphs it
+    counts by the titles that DispatchTable prints; without one they are the model's.
     """
-    rows = tuple(_rows(path))
+    rows = tuple(_rows(path, max_num_batched_tokens))
     if not rows:
         raise TraceError(path, 1, "file", f"a table with the columns {' | '.join(HEADERS)}, and rows", "none")
     return StatisticsTable(rows)
@@ -71,7 +74,7 @@ def has_statistics(path: Path) -> bool:
     return any(_is_header(_cells(text)) for _, text in read_lines(path))
 
 
-def _rows(path: Path) -> Iterator[StatisticsRow]:
+def _rows(path: Path, budget: int | None) -> Iterator[StatisticsRow]:
     """The rows of all tables; one ends with an empty line or a title, not with a line that another process logged."""
     graphs, inside, begun = MODEL_GRAPHS, False, False
     for number, text in read_lines(path):
@@ -88,7 +91,7 @@ def _rows(path: Path) -> Iterator[StatisticsRow]:
         elif cells and all(map(RULE.match, cells)):
             continue
         elif inside or (begun and len(cells) == len(HEADERS) and cells[3] in MODES):
-            yield _row(path, number, text, cells, graphs)
+            yield _row(path, number, text, cells, graphs, budget)
 
 
 def _cells(text: str) -> list[str]:
@@ -104,18 +107,26 @@ def _is_header(cells: list[str]) -> bool:
     return [cell.lower() for cell in cells] == [name.lower() for name in HEADERS]
 
 
-def _row(path: Path, number: int, text: str, cells: list[str], graphs: str) -> StatisticsRow:
-    """A checked row."""
+def _row(path: Path, number: int, text: str, cells: list[str], graphs: str, budget: int | None) -> StatisticsRow:
+    """A checked row, of no more than `budget` tokens."""
     if len(cells) != len(HEADERS):
         raise TraceError(path, number, "line", f"{len(HEADERS)} cells between bars", text)
     unpadded, padded, paddings = (
-        check_count(path, number, name, cell, 0) for name, cell in zip(HEADERS[:3], cells[:3], strict=True)
+        check_count(path, number, name, _ungrouped(cell), 0) for name, cell in zip(HEADERS[:3], cells[:3], strict=True)
     )
+    if budget is not None and unpadded > budget:
+        expected = f"at most max_num_batched_tokens {budget} of the config that is tuned"
+        raise TraceError(path, number, HEADERS[0], expected, unpadded)
     if padded < unpadded:
         raise TraceError(path, number, HEADERS[1], f"at least the unpadded {unpadded}", padded)
     if paddings != padded - unpadded:
         raise TraceError(path, number, HEADERS[2], f"{padded - unpadded}, padded less unpadded", paddings)
     if cells[3] not in MODES:
         raise TraceError(path, number, HEADERS[3], f"one of {', '.join(MODES)}", cells[3])
-    count = check_count(path, number, HEADERS[4], cells[4], 1, MAX_COUNT)
+    count = check_count(path, number, HEADERS[4], _ungrouped(cells[4]), 1, MAX_COUNT)
     return StatisticsRow(unpadded, padded, cells[3], count, graphs)
+
+
+def _ungrouped(cell: str) -> str:
+    """A number without the separators of its thousands; other text as it is."""
+    return cell.replace(",", "") if GROUPED.match(cell) else cell

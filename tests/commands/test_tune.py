@@ -73,6 +73,13 @@ def test_a_pasted_table_gives_a_plan_without_a_trace(table: str, capsys: pytest.
     assert any("assumed" in sentence for sentence in told["assumed"])
 
 
+def test_a_table_of_a_server_with_a_larger_budget_is_refused(table: str, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"max_num_seqs": 96, "max_num_batched_tokens": 1024}))
+    status, _, err = run(capsys, str(path), "--statistics", table)
+    assert status == 2 and "line 4, Unpadded Tokens: expected at most max_num_batched_tokens 1024 " in err
+
+
 def test_emit_prints_the_config_to_paste(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "default", "--statistics", table, "--emit", "vllm")
     verdict, _, *lines = out.splitlines()

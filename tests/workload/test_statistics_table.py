@@ -108,6 +108,23 @@ def test_a_bad_row_is_refused_by_line_field_and_expectation(tmp_path, row, field
     assert expected in caught.value.expected
 
 
+def test_thousands_may_be_separated_as_a_spreadsheet_pastes_them(tmp_path):
+    path = write(tmp_path, HEADER, RULE, "| 1,300 | 1,536 | 236 | PIECEWISE | 1,234,567 |")
+    assert read_statistics(path).rows == (StatisticsRow(1300, 1536, "PIECEWISE", 1234567),)
+    for cell in ("13,00", "1,3", ",300", "1,300,", "1.300"):
+        with pytest.raises(TraceError, match="line 3, Unpadded Tokens: expected an integer"):
+            read_statistics(write(tmp_path, HEADER, RULE, f"| {cell} | 1536 | 236 | PIECEWISE | 4 |"))
+
+
+@pytest.mark.parametrize("title", ["Model", "Replay"])
+def test_a_row_beyond_the_token_budget_is_of_another_server_and_refused_with_its_line(tmp_path, title):
+    path = write(tmp_path, f"**{title} graphs**", HEADER, RULE, *ROWS)
+    assert len(read_statistics(path, 9000).rows) == len(ROWS)
+    expected = "line 6, Unpadded Tokens: expected at most max_num_batched_tokens 8999 of the config .*, found 9000"
+    with pytest.raises(TraceError, match=expected):
+        read_statistics(path, 8999)
+
+
 @pytest.mark.parametrize("lines", [(), ("no table",), (HEADER, RULE), ROWS])
 def test_a_file_without_a_table_or_rows_is_refused(tmp_path, lines):
     with pytest.raises(TraceError, match=r"line 1, file: expected a table with the columns Unpadded Tokens \| Padded"):

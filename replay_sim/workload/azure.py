@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from replay_sim.workload.lines import MAX_REQUESTS, Path, check_count, collect, read_columns
-from replay_sim.workload.trace import TraceError, TraceRequest
+from replay_sim.workload.trace import MAX_ARRIVAL_S, TraceError, TraceRequest
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -21,8 +21,9 @@ def _requests(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         time = _time(path, number, stamp)
         first = first or time
         arrival = (time - first).total_seconds()
-        if arrival < 0:
-            raise TraceError(path, number, COLUMNS[0], f"a time at or after the first, {first}", stamp)
+        if not 0 <= arrival <= MAX_ARRIVAL_S:
+            expected = f"a time at or after the first, {first}, by at most {MAX_ARRIVAL_S:g} s"
+            raise TraceError(path, number, COLUMNS[0], expected, stamp)
         prompt_tokens = check_count(path, number, COLUMNS[1], prompt, 1)
         output_tokens = check_count(path, number, COLUMNS[2], output, 0)
         yield number, TraceRequest(arrival, prompt_tokens, output_tokens, str(index))

@@ -1,15 +1,16 @@
 """Seeded requests drawn from a length profile, arriving at a rate with bursts."""
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from replay_sim.workload.profiles import LengthProfile
-from replay_sim.workload.trace import TraceRequest
+from replay_sim.workload.trace import MAX_ARRIVAL_S, TraceRequest
 
 CHUNK = 8192
+BOUNDS = {"request_rate": (1e-9, 1e9), "burstiness": (1e-3, 1e3)}
+"""Of what gaps between arrivals are drawn with."""
 
 
 def generate_requests(
@@ -26,7 +27,8 @@ def generate_requests(
     rounded. Gaps between arrivals: gamma distributed with mean 1 / request_rate and shape `burstiness`. Both
     default to the profile's; without any rate all arrive at 0 s, without any burstiness it is 1, a Poisson
     process. The three draws are independent streams: another rate leaves the lengths as they are. ValueError
-    names a negative number of requests or seed, or a rate or burstiness that is not positive.
+    names a negative number of requests or seed, a rate or burstiness out of BOUNDS, and, once they are drawn, those
+    with which a request arrives after MAX_ARRIVAL_S.
     """
     rate = profile.request_rate if request_rate is None else request_rate
     shape = (profile.burstiness or 1.0) if burstiness is None else burstiness
@@ -34,8 +36,9 @@ def generate_requests(
         if count < 0:
             raise ValueError(f"{name} is {count}: it must be at least 0")
     for name, value in (("request_rate", rate), ("burstiness", shape)):
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}: it must be finite and above 0")
+        least, most = BOUNDS[name]
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} is {value}: it must be from {least:g} to {most:g}")
     return _generate(profile, num_requests, seed, rate, shape)
 
 
@@ -55,6 +58,11 @@ def _generate(
                 steps[0] = 0.0
             arrivals = clock + steps.cumsum()
             clock = float(arrivals[-1])
+            if clock > MAX_ARRIVAL_S:
+                raise ValueError(
+                    f"request_rate is {rate} and burstiness {shape}: of {num_requests} requests some arrive after "
+                    f"{MAX_ARRIVAL_S:g} s, the latest that is allowed; a higher rate is needed"
+                )
         columns = (
             arrivals.tolist(),
             _lengths(prompts.random(count), profile.probabilities, profile.prompt_tokens),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from replay_sim.workload.lines import MAX_REQUESTS, Path, check_count, collect, read_lines
-from replay_sim.workload.trace import TraceError, TraceRequest
+from replay_sim.workload.trace import MAX_ARRIVAL_S, TraceError, TraceRequest
 
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
@@ -27,12 +27,14 @@ def _requests(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         fields = _object(path, number, text)
         stamp = _milliseconds(path, number, fields["timestamp"])
         first = stamp if first is None else first
-        if stamp < first:
-            raise TraceError(path, number, "timestamp", f"a time at or after the first, {first} ms", stamp)
+        arrival = (stamp - first) / 1000
+        if not 0 <= arrival <= MAX_ARRIVAL_S:
+            expected = f"a time at or after the first, {first} ms, by at most {MAX_ARRIVAL_S:g} s"
+            raise TraceError(path, number, "timestamp", expected, stamp)
         prompt_tokens = check_count(path, number, "input_length", fields["input_length"], 1)
         output_tokens = check_count(path, number, "output_length", fields["output_length"], 0)
         hashes = _hashes(path, number, fields["hash_ids"])
-        yield number, TraceRequest((stamp - first) / 1000, prompt_tokens, output_tokens, str(index), hashes)
+        yield number, TraceRequest(arrival, prompt_tokens, output_tokens, str(index), hashes)
 
 
 def _object(path: Path, number: int, text: str) -> dict[str, Any]:

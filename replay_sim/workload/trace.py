@@ -1,11 +1,13 @@
 """One request of a workload, and the error of a trace file that cannot be read as such requests."""
 
-import math
 import os
 
 import attrs
 
 from replay_sim.config.errors import shown
+
+MAX_ARRIVAL_S = 1e9
+"""The latest arrival: far beyond it a step's time is lost in the rounding of virtual time."""
 
 
 class TraceError(ValueError):
@@ -34,8 +36,8 @@ class TraceRequest:
     prefix_hashes: tuple[int, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if not 0 <= self.arrival_s < math.inf:
-            raise ValueError(f"arrival_s is {self.arrival_s}: it must be finite and at least 0")
+        if not 0 <= self.arrival_s <= MAX_ARRIVAL_S:
+            raise ValueError(f"arrival_s is {self.arrival_s}: it must be from 0 to {MAX_ARRIVAL_S:g} s")
         if self.prompt_tokens < 1:
             raise ValueError(f"prompt_tokens is {self.prompt_tokens}: it must be at least 1")
         if self.output_tokens < 0:

@@ -60,12 +60,21 @@ def test_requests_are_made_as_they_are_asked_for():
     assert len(list(itertools.islice(generate_requests(CONVERSATION, 10**9), 10))) == 10
 
 
+def test_arrivals_end_where_virtual_time_would_round_a_step_away():
+    """1,000 requests at one in 1e8 seconds would take 3,000 years."""
+    with pytest.raises(ValueError, match="request_rate is 1e-08 and burstiness 1.0: .* arrive after 1e.09 s"):
+        list(generate_requests(CONVERSATION, 1000, request_rate=1e-8, burstiness=1.0))
+    assert len(list(generate_requests(CONVERSATION, 1000, request_rate=1e-5))) == 1000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_requests": -1}, "num_requests is -1: it must be at least 0"),
         ({"seed": -5}, "seed is -5: it must be at least 0"),
-        ({"request_rate": 0.0}, "request_rate is 0.0: it must be finite and above 0"),
+        ({"request_rate": 0.0}, "request_rate is 0.0: it must be from 1e-09 to 1e"),
+        ({"request_rate": 1e-308}, "request_rate is 1e-308: it must be from 1e-09 to 1e"),
+        ({"burstiness": 1e-300}, "burstiness is 1e-300: it must be from 0.001 to 1000"),
         ({"request_rate": float("inf")}, "request_rate is inf"),
         ({"burstiness": -1.0}, "burstiness is -1.0"),
         ({"burstiness": float("nan")}, "burstiness is nan"),

@@ -77,6 +77,8 @@ def test_a_csv_of_lengths_is_read_and_all_requests_arrive_at_once(tmp_path, head
         (AZURE + "2023-11-16 18:15:46,99999999999999999999,4\n", 2, "ContextTokens", "integer from 1 to"),
         (AZURE + '"2023-11-16 18:15:46,374,4\n', 2, "line", "comma-separated"),
         (AZURE.encode() + b"2023-11-16 18:15:46,\xff,4\n", 2, "line", "UTF-8"),
+        (AZURE + AZURE_ROWS + "\n9023-11-16 18:15:46,1,1\n", 4, "TIMESTAMP", "by at most 1e+09 s"),
+        (json.dumps(MOONCAKE) + "\n" + json.dumps(MOONCAKE | {"timestamp": 1e300}), 2, "timestamp", "at most 1e+09 s"),
         ("prompt_tokens,output_tokens\n5,x\n", 2, "output_tokens", "integer from 0 to"),
         ("prompt_tokens,output_tokens\n5,6\n5,6,7\n", 3, "line", "2 fields"),
         ('{"timestamp": 1', 1, "line", "a JSON object"),
@@ -126,6 +128,7 @@ def test_the_readers_name_a_missing_column(tmp_path):
     ("fields", "message"),
     [
         ({"arrival_s": -1.0}, "arrival_s is -1.0"),
+        ({"arrival_s": 1e300}, "arrival_s is 1e.300: it must be from 0 to 1e.09 s"),
         ({"arrival_s": float("nan")}, "arrival_s is nan"),
         ({"prompt_tokens": 0}, "prompt_tokens is 0: it must be at least 1"),
         ({"output_tokens": -1}, "output_tokens is -1: it must be at least 0"),

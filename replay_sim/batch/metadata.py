@@ -13,7 +13,7 @@ from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.batch.metadata_op import write_replay_metadata
 from replay_sim.batch.request import Batch
 from replay_sim.batch.rows import kept_lengths
-from replay_sim.batch.staging import Staging
+from replay_sim.batch.staging import HostArrays, Staging
 
 BlockTables = Sequence[npt.NDArray[np.int32]]
 
@@ -49,25 +49,32 @@ class BatchMetadataBuffers:
         self.window, self.block_size = window, block_size
         self.max_rows, self.max_num_seqs, self.max_blocks = max_rows, max_num_seqs, max_blocks
 
-        def buffer(shape: int | tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.positions = buffer(max_rows, torch.int64)
-        self.slot_mapping = buffer(max_rows, torch.int64)
-        self.window_start = buffer(max_rows, torch.int64)
-        self.request_of_row = buffer(max_rows, torch.int32)
-        self.input_ids = buffer(max_rows, torch.int32)
-        self.block_table = buffer((max_num_seqs, max_blocks), torch.int32)
-        self.num_rows = buffer(1, torch.int32)
-        self.query_start_loc = buffer(max_num_seqs + 1, torch.int32)
-        self.computed = buffer(max_num_seqs, torch.int64)
-        self.request_window_start = buffer(max_num_seqs, torch.int64)
-        self.keeps_all = buffer(max_num_seqs, torch.int32)
+        row, request = (max_rows,), (max_num_seqs,)
+        self._staging = Staging(
+            {
+                "positions": (row, torch.int64),
+                "slot_mapping": (row, torch.int64),
+                "window_start": (row, torch.int64),
+                "request_of_row": (row, torch.int32),
+                "input_ids": (row, torch.int32),
+                "num_rows": ((1,), torch.int32),
+                "query_start_loc": ((max_num_seqs + 1,), torch.int32),
+                "computed": (request, torch.int64),
+                "request_window_start": (request, torch.int64),
+                "keeps_all": (request, torch.int32),
+                "block_table": ((max_num_seqs, max_blocks), torch.int32),
+            },
+            device,
+        )
+        tensors = self._staging.tensors
+        self.positions, self.slot_mapping = tensors["positions"], tensors["slot_mapping"]
+        self.window_start, self.request_of_row = tensors["window_start"], tensors["request_of_row"]
+        self.input_ids, self.block_table = tensors["input_ids"], tensors["block_table"]
+        self.num_rows, self.query_start_loc = tensors["num_rows"], tensors["query_start_loc"]
+        self.computed, self.request_window_start = tensors["computed"], tensors["request_window_start"]
+        self.keeps_all = tensors["keeps_all"]
         self._written_reqs = 0
         self._addresses = FixedAddresses(_tensors_of(self), f"{type(self).__name__}.")
-        row_bytes = 8 * 3 + 4 * 2
-        request_bytes = 4 * max_blocks + 8 * 2 + 4 * 2
-        self._staging = Staging(max_rows * row_bytes + (max_num_seqs + 1) * request_bytes + 1024, device)
 
     def write(
         self, batch: Batch, block_tables: BlockTables, input_ids: np.ndarray, padded_tokens: int
@@ -81,34 +88,54 @@ class BatchMetadataBuffers:
         """
         self._addresses.check(vars(self))
         self._check(batch, block_tables, input_ids, padded_tokens)
-        tables = np.zeros((max(batch.num_reqs, self._written_reqs), self.max_blocks), np.int32)
-        for row, table in zip(tables, block_tables, strict=False):
-            row[: len(table)] = table
-        self._written_reqs = len(tables)  # until all is written, so that an interrupted step's are cleared too
-        owner = np.repeat(np.arange(batch.num_reqs, dtype=np.int32), batch.query_lens)
-        positions = batch.positions
-        slots = tables[owner, positions // self.block_size].astype(np.int64) * self.block_size
-        slots += positions % self.block_size
-        start = np.maximum(batch.window_starts[owner], positions - self.window + 1)
-        copies = [
-            (_padded(positions, padded_tokens, 0), self.positions),
-            (_padded(slots, padded_tokens, PAD_SLOT), self.slot_mapping),
-            (_padded(start, padded_tokens, 0), self.window_start),
-            (_padded(owner, padded_tokens, PAD_REQUEST), self.request_of_row),
-            (_padded(input_ids.astype(np.int32), padded_tokens, 0), self.input_ids),
-            (tables, self.block_table),
-            (np.array([batch.num_tokens], np.int32), self.num_rows),
-            (_padded(batch.query_start_loc, self.max_num_seqs + 1, batch.num_tokens), self.query_start_loc),
-            (_padded(batch.computed, self.max_num_seqs, 0), self.computed),
-            (_padded(batch.window_starts, self.max_num_seqs, 0), self.request_window_start),
-            (_padded((batch.is_decode | batch.all_rows_read).astype(np.int32), self.max_num_seqs, 0), self.keeps_all),
-        ]
-        with self._staging.step():
-            for source, target in copies:
-                if len(source):
-                    self._staging.copy(source, target[: len(source)])
+        # The larger count stands until all is written, so that an interrupted step's tables are cleared too.
+        self._written_reqs = table_rows = max(batch.num_reqs, self._written_reqs)
+        with self._staging.step() as host:
+            self._fill_requests(host, batch, block_tables, table_rows)
+            self._fill_rows(host, batch, input_ids, padded_tokens)
+            self._staging.copy_each(("positions", "slot_mapping", "window_start"), padded_tokens)
+            self._staging.copy_each(("request_of_row", "input_ids"), padded_tokens)
+            self._staging.copy_all("num_rows", "block_table", table_rows)
         self._written_reqs = batch.num_reqs
         return self.metadata(padded_tokens)
+
+    def _fill_requests(self, host: HostArrays, batch: Batch, block_tables: BlockTables, table_rows: int) -> None:
+        """What has an entry a request, pads included, and the first `table_rows` block tables."""
+        count = batch.num_reqs
+        host["num_rows"][0] = batch.num_tokens
+        host["query_start_loc"][: count + 1] = batch.query_start_loc
+        host["query_start_loc"][count + 1 :] = batch.num_tokens
+        for name, values in (
+            ("computed", batch.computed),
+            ("request_window_start", batch.window_starts),
+            ("keeps_all", batch.is_decode | batch.all_rows_read),
+        ):
+            host[name][:count] = values
+            host[name][count:] = 0
+        tables = host["block_table"][:table_rows]
+        for row, table in zip(tables, block_tables, strict=False):
+            row[: len(table)] = table
+            row[len(table) :] = 0
+        tables[count:] = 0
+
+    def _fill_rows(self, host: HostArrays, batch: Batch, input_ids: np.ndarray, padded: int) -> None:
+        """What has an entry a row, pads included."""
+        count = batch.num_tokens
+        owner = np.repeat(np.arange(batch.num_reqs), batch.query_lens)
+        positions = batch.positions
+        block = positions // self.block_size
+        table_entry = host["block_table"].reshape(-1).take(owner * self.max_blocks + block)
+        slots, start = host["slot_mapping"][:count], host["window_start"][:count]
+        np.subtract(table_entry, block, out=slots)  # slot = table entry * block size + position % block size
+        slots *= self.block_size
+        slots += positions
+        np.subtract(positions, self.window - 1, out=start)
+        np.maximum(start, batch.window_starts.take(owner), out=start)
+        host["positions"][:count], host["request_of_row"][:count] = positions, owner
+        host["input_ids"][:count] = input_ids
+        for name in ("positions", "window_start", "input_ids"):
+            host[name][count:padded] = 0
+        host["slot_mapping"][count:padded], host["request_of_row"][count:padded] = PAD_SLOT, PAD_REQUEST
 
     def metadata(self, padded_tokens: int) -> AttentionMetadata:
         """The buffers' first `padded_tokens` rows."""
@@ -134,26 +161,21 @@ class BatchMetadataBuffers:
             raise ValueError(f"{len(block_tables)} block_tables for a batch of {batch.num_reqs} requests: one for each")
         if len(input_ids) != batch.num_tokens:
             raise ValueError(f"{len(input_ids)} input_ids for a batch of {batch.num_tokens} tokens: one for each")
-        for index, (seq_len, table) in enumerate(zip(batch.seq_lens, block_tables, strict=True)):
-            needed = -(-seq_len // self.block_size)
-            if not needed <= len(table) <= self.max_blocks:
-                raise ValueError(
-                    f"block table of request {index} has {len(table)} blocks: its seq_len {seq_len} needs "
-                    f"{needed} of block_size {self.block_size}, and at most {self.max_blocks} fit: raise "
-                    "max_blocks, or limit max_model_len to what it holds"
-                )
+        lengths = np.fromiter(map(len, block_tables), np.int64, batch.num_reqs)
+        needed = -(-batch.seq_lens // self.block_size)
+        misfits = np.flatnonzero((lengths < needed) | (lengths > self.max_blocks))
+        if misfits.size:
+            index = misfits[0]
+            raise ValueError(
+                f"block table of request {index} has {lengths[index]} blocks: its seq_len {batch.seq_lens[index]} "
+                f"needs {needed[index]} of block_size {self.block_size}, and at most {self.max_blocks} fit: raise "
+                "max_blocks, or limit max_model_len to what it holds"
+            )
 
 
 def _tensors_of(buffers: BatchMetadataBuffers | ReplayMetadataBuffers) -> dict[str, torch.Tensor]:
     """The tensors that are attributes of `buffers`."""
     return {name: value for name, value in vars(buffers).items() if isinstance(value, torch.Tensor)}
-
-
-def _padded(values: np.ndarray, padded: int, pad: int) -> np.ndarray:
-    """`values` with pads appended up to `padded` entries."""
-    result = np.full(padded, pad, values.dtype)
-    result[: len(values)] = values
-    return result
 
 
 class ReplayMetadataBuffers:

@@ -1,31 +1,69 @@
-"""Staging: a step's arrays reach pinned memory as they are, without torch's pool of threads."""
+"""Staging: fields lie apart and aligned, twins hold what is written, copies name what they could not do."""
 
 import numpy as np
 import pytest
 import torch
 
-from replay_sim.batch.staging import write_bytes
+from replay_sim.batch.staging import ALIGNMENT, RING, Staging
 
-TABLES = np.arange(17 * 2048, dtype=np.int32).reshape(17, 2048)
-SOURCES = {
-    "block tables of 17 requests": TABLES,
-    "every other row of them": TABLES[::2],
-    "positions": np.arange(8192, dtype=np.int64),
-    "one number": np.array([3], np.int32),
+FIELDS = {
+    "first": ((70,), torch.int64),
+    "second": ((70,), torch.int64),
+    "one": ((1,), torch.int32),
+    "table": ((5, 33), torch.int32),
 }
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
-def test_bytes_are_those_of_the_source_and_nothing_beside_them_is_written(source: np.ndarray) -> None:
-    room = torch.full((source.nbytes + 32,), 7, dtype=torch.uint8)
-    write_bytes(source, room[16:-16])
-    written = room[16:-16].clone().view(torch.from_numpy(source[:1].copy()).dtype).view(source.shape)
-    assert (written.numpy() == source).all()
-    assert (room[:16] == 7).all() and (room[-16:] == 7).all()
+def filled(staging: Staging, seed: int, entries: int, rows: int) -> dict[str, np.ndarray]:
+    """Write a step of random values, copy the first entries of each field, and return all that was written."""
+    draw = np.random.default_rng(seed)
+    with staging.step() as host:
+        for array in host.values():
+            array[...] = draw.integers(1, 1 << 30, array.shape)
+        staging.copy_each(("first", "second"), entries)
+        staging.copy_all("one", "table", rows)
+        return {name: array.copy() for name, array in host.items()}
 
 
-def test_torch_copies_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wake its threads for tables of more than 32,768 entries, 15 ms a step beside a GPU."""
+@pytest.mark.parametrize("device", DEVICES)
+def test_fields_are_aligned_apart_zero_and_of_their_shapes(device: str) -> None:
+    """B4: as allocations of their own would be, in one block of memory."""
+    staging = Staging(FIELDS, torch.device(device))
+    ends = 0
+    for name, tensor in staging.tensors.items():
+        assert (tuple(tensor.shape), tensor.dtype) == FIELDS[name] and not bool(tensor.any())
+        assert tensor.data_ptr() >= ends and (tensor.data_ptr() - staging.tensors["first"].data_ptr()) % ALIGNMENT == 0
+        ends = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_that_follow_each_other_each_leave_their_own_values(device: str) -> None:
+    """More steps than pinned blocks: none is written while its copy is under way."""
+    staging = Staging(FIELDS, torch.device(device))
+    for seed in range(3 * RING):
+        written = filled(staging, seed, 70, 5)
+        for name, tensor in staging.tensors.items():
+            assert tensor.tolist() == written[name].tolist(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("entries", "rows"), [(0, 0), (1, 2), (69, 5)])
+def test_no_more_is_copied_than_was_asked_for(entries: int, rows: int) -> None:
+    """S8: entries beyond keep what they held."""
+    staging = Staging(FIELDS, torch.device("cuda"))
+    for tensor in staging.tensors.values():
+        tensor.fill_(-7)
+    written = filled(staging, 1, entries, rows)
+    for name, count in (("first", entries), ("second", entries), ("one", 1), ("table", rows)):
+        tensor = staging.tensors[name]
+        assert tensor[:count].tolist() == written[name][:count].tolist()
+        assert bool((tensor[count:] == -7).all())
+
+
+def test_nothing_is_allocated_or_copied_by_torch_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pool of threads would wake for tables of more than 32,768 entries, 15 ms a step beside a GPU."""
+    staging = Staging(FIELDS, torch.device("cpu"))
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("torch copied on the host")
@@ -33,11 +71,5 @@ def test_torch_copies_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("copy_", "clone", "contiguous"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     monkeypatch.setattr(torch, "tensor", refuse)
-    buffer = torch.empty(TABLES.nbytes, dtype=torch.uint8)
-    write_bytes(TABLES, buffer)
-    assert buffer.numpy().view(np.int32).tolist() == TABLES.reshape(-1).tolist()
-
-
-def test_a_buffer_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="broadcast"):
-        write_bytes(TABLES, torch.empty(TABLES.nbytes - 4, dtype=torch.uint8))
+    written = filled(staging, 0, 70, 5)
+    assert staging.tensors["table"].tolist() == written["table"].tolist()

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 import torch
-from cuda.bindings import runtime as cudart
 
 from replay_sim.capture.backend import DEFAULT_STREAM_ERROR, CaptureBackend, CaptureError, seen_as
 from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost
+from replay_sim.capture.kernel_nodes import nodes_of, replace_memsets
 
 
 @attrs.frozen
@@ -158,10 +158,11 @@ class CudaBackend(CaptureBackend):
     def end_segment(self) -> CudaSegment | None:
         """Ends the segment and instantiates its graph; None when nothing was captured."""
         graph = self._stop()
-        num_kernels = _count_nodes(graph)
+        num_kernels = len(nodes_of(graph.raw_cuda_graph()))
         if num_kernels == 0:
             graph.reset()
             return None
+        replace_memsets(graph.raw_cuda_graph(), self._memory_at)
         graph.instantiate()
         return CudaSegment(graph, num_kernels)
 
@@ -179,8 +180,10 @@ class CudaBackend(CaptureBackend):
         if tensor.numel() == 0 or not tensor.is_cuda:
             return tensor
         with torch.inference_mode(False), torch.no_grad():
-            memory = torch.as_tensor(RawPointer(storage.data_ptr(), storage.nbytes()), device=tensor.device)
-            return seen_as(memory, tensor)
+            return seen_as(self._memory_at(storage.data_ptr(), storage.nbytes()), tensor)
+
+    def _memory_at(self, address: int, nbytes: int) -> torch.Tensor:
+        return torch.as_tensor(RawPointer(address, nbytes), device=self.device)
 
     def live_bytes(self) -> int:
         """Bytes of live tensors in the caching allocator."""
@@ -207,10 +210,3 @@ def _no_empty_graph_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
         yield
-
-
-def _count_nodes(graph: torch.cuda.CUDAGraph) -> int:
-    status, _, count = cudart.cudaGraphGetNodes(graph.raw_cuda_graph(), 0)
-    if status != cudart.cudaError_t.cudaSuccess:
-        raise CaptureError(f"cudaGraphGetNodes failed with {status}")
-    return int(count)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +20,7 @@ from replay_sim.progress import progress_bar
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from replay_sim.explore.sweep_grid import Axes
     from replay_sim.explore.sweep_measured import MeasuredTimes
@@ -23,6 +28,11 @@ if TYPE_CHECKING:
     from replay_sim.explore.sweep_rows import Row
 
 MOST_POINTS = 1_000_000
+ALL_FAILED = 1
+"""The exit status of a sweep of which no point ran."""
+STOPS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+FROM_SIGNAL = 128
+"""What a shell adds to the number of the signal that ended a process."""
 MIB = 1 << 20
 
 
@@ -59,7 +69,7 @@ def command(
     measure: bool,
     resume: bool,
     out: Path,
-) -> None:
+) -> int:
     """Run every design of a grid, and write a table of settings, graphs, memory, steps by mode and step time.
 
     CONFIG is a preset's name or a JSON file; each is swept. Finished points are kept in FILE.points until the table is
@@ -80,17 +90,54 @@ def command(
     points = _points(configs, axes, workloads)
     kept = out.with_name(out.name + ".points")
     mark = fingerprint(points, workloads, runner.times)
-    with runner.executor as executor, PointsFile(kept, mark, resume=resume) as file:
-        by_source = {workload.source: workload for workload in workloads}
-        try:
+    by_source = {workload.source: workload for workload in workloads}
+    finished: Mapping[int, Row] = {}
+    try:
+        with _stopped_by_signals(), PointsFile(kept, mark, resume=resume) as file, runner.executor as executor:
+            finished = file.rows
             rows = run_sweep(points, by_source, executor, file, progress=progress_bar, **runner.how)
-        except KeyboardInterrupt:
-            told = f"{len(file.rows):,} of {len(points):,} points are in {kept}; --resume goes on with them"
-            click.echo(told, err=True)
-            raise
-        write_table(out, rows)
-        file.remove()
+            write_table(out, rows)
+            file.remove()
+    except _StoppedError as stopped:
+        click.echo(f"replay-sim: {stopped}: {_kept(len(finished), len(points), kept)}", err=True)
+        return stopped.status
     click.echo(_as_text(rows, f"on {runner.where} in {time.perf_counter() - began:.1f} s: {out}"))
+    if all(row["error"] for row in rows):
+        click.echo(f"replay-sim: no point ran: all {len(rows):,} failed, each for the reason in {out}", err=True)
+        return ALL_FAILED
+    return 0
+
+
+class _StoppedError(BaseException):
+    """The sweep was interrupted or told to end, by a signal of this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(STOPS[number])
+        self.status = FROM_SIGNAL + number
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raise _StoppedError at the first of STOPS; a second one ends the process where it is."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in STOPS:
+            signal.signal(each, lambda again, _: os._exit(FROM_SIGNAL + again))
+        raise _StoppedError(number)
+
+    before = {number: signal.signal(number, stop) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kept(finished: int, asked: int, path: Path) -> str:
+    """What is left of a sweep that was stopped, and how to go on."""
+    if not finished:
+        return "no point had finished, and nothing is kept"
+    return f"{finished:,} of {asked:,} points are in {path}; the same command with --resume goes on with them"
 
 
 def _workloads(axes: Axes, trace: str | None, profile: str | None, requests: int, seed: int) -> list[SweptWorkload]:

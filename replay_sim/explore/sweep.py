@@ -58,10 +58,8 @@ class _Finished:
                 try:
                     rows = future.result()
                 except Exception as error:
-                    told = (
-                        f"the executor failed, {type(error).__name__}: {error}; finished points are in {self.file.path}"
-                    )
-                    raise OSError(told) from error
+                    left = f"finished points are in {self.file.path}" if self.file.rows else "no point had finished"
+                    raise OSError(f"the executor failed, {type(error).__name__}: {error}; {left}") from error
                 self.file.append(rows)
                 yield from rows
         finally:

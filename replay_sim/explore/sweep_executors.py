@@ -6,13 +6,17 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CONNECT_SECONDS = 10
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def cores() -> int:
@@ -24,11 +28,51 @@ def cores() -> int:
 def process_pool(workers: int) -> Iterator[Executor]:
     """So many fresh processes of this machine, each on the main module's import alone.
 
-    An interrupt from the keyboard reaches the parent only. A parent that is killed takes its workers with it.
+    An interrupt from the keyboard reaches the parent only. A parent that is killed takes its workers with it, and an
+    exception ends them at once, whatever they run.
     """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
+    with _ended(_Workers(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)) as pool:
         yield pool
+
+
+class _Workers(ProcessPoolExecutor):
+    """A pool whose processes inherit, from their first instruction on, that interrupts from the keyboard are held back.
+
+    It knows them, so that they can be ended.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._known: set[BaseProcess] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As the base, which starts processes here."""
+        before = set(multiprocessing.active_children())
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            self._known |= set(multiprocessing.active_children()) - before
+
+    def end(self) -> None:
+        """End all processes, whatever they run; what has not finished is lost."""
+        self.shutdown(wait=False, cancel_futures=True)
+        for process in self._known:
+            process.terminate()
+        for process in self._known:
+            process.join()
+
+
+@contextmanager
+def _ended(pool: _Workers) -> Iterator[Executor]:
+    """The pool, shut down at the end, and ended by an exception."""
+    try:
+        yield pool
+    except BaseException:
+        pool.end()
+        raise
+    pool.shutdown()
 
 
 def visible_gpus() -> list[str]:
@@ -47,7 +91,7 @@ def gpu_pool(gpus: Sequence[str]) -> Iterator[Executor]:
     free = context.SimpleQueue()
     for gpu in gpus:
         free.put(gpu)
-    with ProcessPoolExecutor(len(gpus), mp_context=context, initializer=_start_gpu_worker, initargs=(free,)) as pool:
+    with _ended(_Workers(len(gpus), mp_context=context, initializer=_start_gpu_worker, initargs=(free,))) as pool:
         yield pool
 
 
@@ -61,13 +105,16 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise ValueError(f"dask: {address!r} needs the package distributed, which the extra `dask` installs") from None
-    with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise OSError(f"dask: no scheduler answers at {address!r}: {error}") from error
+    with client:
         yield client.get_executor()
 
 
 def _start_worker() -> None:
-    """Leave interrupts to the parent, and end when it does, however it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End when the parent does, however it does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -19,8 +19,9 @@ class PointsFile:
     """Finished points of one sweep, told from others by its fingerprint; `rows` are all that it holds, by point.
 
     The first line says which sweep it is. Rows are appended in one write and synced, so that what a killed process
-    leaves is whole lines and at most one torn one at the end, which is cut off when the file is taken up again. Raises
-    ValueError for a file that is there and not to be resumed, of another sweep, or that nobody here wrote.
+    leaves is whole lines and at most one torn one at the end, which is cut off when the file is taken up again. Left
+    without a row, the file is deleted. Raises ValueError for a file that is there and not to be resumed, of another
+    sweep, or that nobody here wrote.
     """
 
     def __init__(self, path: Path, fingerprint: str, *, resume: bool) -> None:
@@ -57,6 +58,8 @@ class PointsFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._handle)
+        if not self.rows:
+            self.path.unlink()
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)

@@ -1,6 +1,8 @@
 """The sweep command: its table, resuming, and one line for what it cannot use (issue 9)."""
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,16 +62,69 @@ def test_json_holds_the_same(small, capsys, here: Path) -> None:
     assert (row["expected_step_ms"], row["plan"]) == (same["expected_step_ms"], "explicit")
 
 
-def test_an_interrupt_says_how_to_go_on_and_resume_does(small, capsys, here: Path, monkeypatch) -> None:
-    def interrupted(rows, what):
+STOPS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+
+
+@pytest.mark.parametrize(("number", "status", "word"), STOPS)
+def test_a_sweep_that_is_stopped_says_in_a_line_how_to_go_on(
+    number: int, status: int, word: str, small, capsys, here: Path, monkeypatch
+) -> None:
+    """Ctrl-C, and what ends a job: the exit status is a shell's for that signal."""
+
+    def stopped(rows, what):
         for row in rows:
             yield row
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
+
+    handlers = [signal.getsignal(each) for each, *_ in STOPS]
+    monkeypatch.setattr("replay_sim.commands.sweep.progress_bar", stopped)
+    done = run(capsys, *small, *GRID, "--out", "sweep.csv")
+    kept = "6 of 12 points are in sweep.csv.points; the same command with --resume goes on with them"
+    assert done == (status, "", f"replay-sim: {word}: {kept}\n")
+    assert [signal.getsignal(each) for each, *_ in STOPS] == handlers
+
+
+def test_a_sweep_that_is_stopped_before_a_point_has_finished_leaves_nothing(small, capsys, here, monkeypatch) -> None:
+    monkeypatch.setattr("replay_sim.commands.sweep.progress_bar", lambda *_: signal.raise_signal(signal.SIGINT))
+    status, out, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
+    assert (status, out, err) == (130, "", "replay-sim: interrupted: no point had finished, and nothing is kept\n")
+    assert not list(here.iterdir())
+
+
+ENDED_TWICE = """
+import os, signal
+from replay_sim.commands.sweep import _stopped_by_signals
+with _stopped_by_signals():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_stopped_again_while_it_ends_the_process_is_gone() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED_TWICE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_sweep_of_which_no_point_ran_fails_with_a_line_and_its_table(small, capsys, here: Path) -> None:
+    status, out, err = run(capsys, *small, "--grid", "window=16,20", "--out", "sweep.csv")
+    assert status == 1 and out.startswith("2 points, 2 of which failed, ")
+    assert err == "replay-sim: no point ran: all 2 failed, each for the reason in sweep.csv\n"
+    assert [path.name for path in here.iterdir()] == ["sweep.csv"]
+
+
+def test_what_was_stopped_is_not_overwritten_and_is_resumed_to_the_same_table(
+    small, capsys, here: Path, monkeypatch
+) -> None:
+    def stopped(rows, what):
+        for row in rows:
+            yield row
+            signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr("replay_sim.commands.sweep.progress_bar", interrupted)
-        status, out, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
-    assert (status, out) == (130, "") and "6 of 12 points are in sweep.csv.points; --resume goes on with them" in err
+        patched.setattr("replay_sim.commands.sweep.progress_bar", stopped)
+        assert run(capsys, *small, *GRID, "--out", "sweep.csv")[0] == 130
     assert [path.name for path in here.iterdir()] == ["sweep.csv.points"]
     kept = (here / "sweep.csv.points").read_bytes()
     status, _, err = run(capsys, *small, *GRID, "--out", "sweep.csv")

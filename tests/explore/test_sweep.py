@@ -1,5 +1,6 @@
 """Sweeps on real processes and on a real Dask cluster: the same rows, nothing lost, nothing repeated (issue 9)."""
 
+import multiprocessing
 import os
 import select
 import signal
@@ -137,12 +138,34 @@ def test_an_interrupt_leaves_what_had_finished(expected: list[Row], tmp_path: Pa
     assert 0 < len(before) < len(POINTS) and before.isdisjoint(ran) and rows == expected
 
 
+def never_end() -> None:
+    signal.pause()
+
+
+def holds_interrupts_back() -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_an_exception_ends_the_processes_whatever_they_run() -> None:
+    """Nothing is waited for: a task that has no end would hold this test for ever."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt), process_pool(2) as executor:
+        assert executor.submit(holds_interrupts_back).result()
+        for _ in range(5):
+            executor.submit(never_end)
+        assert len(set(multiprocessing.active_children()) - before) == 2
+        raise KeyboardInterrupt
+    assert set(multiprocessing.active_children()) == before
+    assert not holds_interrupts_back()
+
+
 def end_at_once(points: object, workload: object) -> list[Row]:
     os._exit(9)
 
 
 def test_a_worker_that_dies_ends_the_sweep_with_its_reason_and_what_had_finished(tmp_path: Path) -> None:
     with points_file(tmp_path) as file, process_pool(1) as executor:
+        run_sweep(POINTS[:1], WORKLOADS, executor, file)
         with pytest.raises(OSError, match="BrokenProcessPool: .*; finished points are in .*csv.points") as lost:
             run_sweep(POINTS, WORKLOADS, executor, file, run=end_at_once)
         assert isinstance(lost.value.__cause__, BrokenProcessPool)

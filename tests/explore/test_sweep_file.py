@@ -61,8 +61,19 @@ def test_a_file_that_is_there_is_not_overwritten(path: Path) -> None:
 
 def test_with_nothing_to_resume_it_starts(path: Path) -> None:
     with PointsFile(path, "one", resume=True) as file:
-        assert file.rows == {}
-    assert path.read_bytes().count(b"\n") == 1
+        assert file.rows == {} and path.read_bytes().count(b"\n") == 1
+
+
+def test_left_without_a_row_it_is_deleted_and_with_one_it_stays(path: Path) -> None:
+    """A header alone is nothing to go on with."""
+    for resume in (False, True):
+        with pytest.raises(KeyboardInterrupt), PointsFile(path, "one", resume=resume):
+            raise KeyboardInterrupt
+        assert not path.exists()
+    with pytest.raises(KeyboardInterrupt), PointsFile(path, "one", resume=False) as file:
+        file.append(ROWS)
+        raise KeyboardInterrupt
+    assert path.exists()
 
 
 @pytest.mark.parametrize("data", [b"window,plan\n8,eager\n", b"notes", b'{"point":1}\n'])

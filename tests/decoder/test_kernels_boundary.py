@@ -12,8 +12,10 @@ WIDE = 300  # three splits, the last one partial
 HC, ITERS, RMS_EPS, HC_EPS, ALPHA = 4, 20, 1e-6, 1e-5, 1.5
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # poison, interpreted by NumPy
-pytestmark = pytest.mark.sanitizer
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # poison, interpreted by NumPy
+    pytest.mark.sanitizer,
+]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
@@ -70,7 +72,10 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "hidden", "hc"), [(1, HIDDEN, HC), (37, HIDDEN, HC), (5, WIDE, HC), (5, HIDDEN, 2)])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "hc"),
+    [(1, HIDDEN, HC), (37, HIDDEN, HC), (5, WIDE, HC), *((5, HIDDEN, hc) for hc in (1, 2, 3, 5))],
+)
 def test_a_boundary_merges_collapses_and_mixes(dtype: torch.dtype, rows: int, hidden: int, hc: int) -> None:
     """decoder.md, boundary steps 1 to 3; collapse and mix read the merged streams as they are stored."""
     inputs = draw(rows, hidden, dtype, hc)

@@ -65,7 +65,7 @@ def boundary(
     )  # fmt: skip
     boundary_finish_kernel[(num_rows,)](
         partial, norm_weight, mix_scale, mix_bias, u, pre_out, post_out, res_out, sinkhorn_iters, rms_eps,
-        hc_eps, alpha, H=h, HC=hc, MIXES=mixes, SPLITS=splits, SPLITS_PAD=_pad(splits),
+        hc_eps, alpha, H=h, HC=hc, HC_PAD=_pad(hc), MIXES=mixes, SPLITS=splits, SPLITS_PAD=_pad(splits),
         BLOCK=min(_pad(h), 1024), num_warps=4,
     )  # fmt: skip
     return residual_out, u, pre_out, post_out, res_out

@@ -129,6 +129,7 @@ def boundary_finish_kernel(
     alpha,
     H: tl.constexpr,
     HC: tl.constexpr,
+    HC_PAD: tl.constexpr,
     MIXES: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
@@ -144,20 +145,26 @@ def boundary_finish_kernel(
     norm_rows_in_place(u, norm_weight, row, 1.0 / tl.sqrt(collapsed_mean + rms_eps), H, BLOCK)
 
     flat_rstd = 1.0 / tl.sqrt(flat_mean + rms_eps)
-    stream = tl.arange(0, HC)
+    stream = tl.arange(0, HC_PAD)
+    live = stream < HC
     pre = sum_splits(partial, stream, MIXES, SPLITS, SPLITS_PAD) * flat_rstd
-    pre = pre * tl.load(mix_scale) + tl.load(mix_bias + stream)
-    tl.store(pre_out + row * HC + stream, tl.sigmoid(pre) + hc_eps)
+    pre = pre * tl.load(mix_scale) + tl.load(mix_bias + stream, mask=live, other=0.0)
+    tl.store(pre_out + row * HC + stream, tl.sigmoid(pre) + hc_eps, mask=live)
     post = sum_splits(partial, HC + stream, MIXES, SPLITS, SPLITS_PAD) * flat_rstd
-    post = post * tl.load(mix_scale + 1) + tl.load(mix_bias + HC + stream)
-    tl.store(post_out + row * HC + stream, tl.sigmoid(post) * alpha)
-    pair = 2 * HC + tl.arange(0, HC * HC)
-    res = sum_splits(partial, pair, MIXES, SPLITS, SPLITS_PAD) * flat_rstd
-    res = tl.exp(res * tl.load(mix_scale + 2) + tl.load(mix_bias + pair)).reshape(HC, HC)
+    post = post * tl.load(mix_scale + 1) + tl.load(mix_bias + HC + stream, mask=live, other=0.0)
+    tl.store(post_out + row * HC + stream, tl.sigmoid(post) * alpha, mask=live)
+    pair = tl.arange(0, HC_PAD * HC_PAD)
+    to, of = pair // HC_PAD, pair % HC_PAD
+    live_pair = (to < HC) & (of < HC)
+    pair = tl.where(live_pair, to * HC + of, 0)
+    res = sum_splits(partial, 2 * HC + pair, MIXES, SPLITS, SPLITS_PAD) * flat_rstd
+    res = tl.exp(res * tl.load(mix_scale + 2) + tl.load(mix_bias + 2 * HC + pair))
+    res = tl.where(live_pair, res, 0.0).reshape(HC_PAD, HC_PAD)
     for _ in range(sinkhorn_iters):
-        res = res / tl.sum(res, axis=1)[:, None]
-        res = res / tl.sum(res, axis=0)[None, :]
-    tl.store(res_out + row * HC * HC + stream[:, None] * HC + stream[None, :], res)
+        res = res / tl.where(live, tl.sum(res, axis=1), 1.0)[:, None]
+        res = res / tl.where(live, tl.sum(res, axis=0), 1.0)[None, :]
+    at = res_out + row * HC * HC + stream[:, None] * HC + stream[None, :]
+    tl.store(at, res, mask=live[:, None] & live[None, :])
 
 
 @triton.jit(do_not_specialize=["num_rows"])

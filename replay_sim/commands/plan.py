@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from replay_sim.commands import _options
 from replay_sim.config import SHAPES, load_config
 from replay_sim.plan import make_plan
 from replay_sim.plan.summary import plan_summary
@@ -32,11 +33,17 @@ MIB = 1 << 20
     help="With --memory: the order of capture.",
 )
 @click.option("--hold-outputs", is_flag=True, help="With --memory: every graph's outputs stay alive.")
-def command(config: str, as_json: bool, shape: str, memory: bool, order: str, hold_outputs: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context, config: str, as_json: bool, shape: str, memory: bool, order: str, hold_outputs: bool
+) -> None:
     """Plan the graphs of CONFIG, a preset's name or a JSON file in the engine's key names."""
     serving = load_config(config)
     plan = make_plan(serving)
     if not memory:
+        _options.refuse_unused(
+            context, ("order", "hold_outputs"), ": it needs memory, which predicts the graphs' pools"
+        )
         summary = plan_summary(serving, plan, SHAPES[shape])
         click.echo(json.dumps(summary) if as_json else _table(summary))
         return

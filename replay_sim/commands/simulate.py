@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from replay_sim.workload.simulation import Simulation
     from replay_sim.workload.trace import TraceRequest
 
+NOT_EXECUTED = ("as_json", "prompt_logprobs_share", "request_rate", "burstiness", "prefix_cache_blocks", "timed")
+"""Options that real steps do not take."""
 NO_TIMES = (
     "counted, not timed: the step time is unknown, so arrival times are ignored and every request waits from the start"
 )
@@ -74,7 +76,9 @@ NO_TIMES = (
 )
 @click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a printed table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
 def command(
+    context: click.Context,
     config: str,
     trace: str | None,
     profile: str | None,
@@ -94,7 +98,7 @@ def command(
     """Run a workload through scheduler and dispatch: which graphs its steps take, and why.
 
     CONFIG is a preset's name or a JSON file. Without --execute no device is needed; without --timed no time is
-    claimed, and --request-rate and --burstiness change nothing.
+    claimed, and arrivals do not count.
     """
     from replay_sim.config import load_config
     from replay_sim.plan.capture_plan import make_plan
@@ -104,17 +108,16 @@ def command(
     from replay_sim.workload.source import open_workload
 
     began = time.perf_counter()
-    unused = as_json, acceptance_rate < 1, prompt_logprobs_share, request_rate, burstiness, timed, prefix_cache_blocks
-    if execute != "none" and (steps is None or any(unused)):
-        raise ValueError(
-            f"execute is {execute!r}: it needs steps, and takes none of json, acceptance-rate, prompt-logprobs-share, "
-            "request-rate, burstiness, timed, prefix-cache-blocks"
-        )
+    _refuse_unused(context)
     serving = load_config(config)
     plan = make_plan(serving)
     workload, source = open_workload(
         trace, profile=profile, num_requests=requests, seed=seed, request_rate=request_rate, burstiness=burstiness
     )
+    if prefix_cache_blocks and not any(request.prefix_hashes for request in workload):
+        raise ValueError(
+            f"prefix_cache_blocks is {prefix_cache_blocks}: it needs prefix hashes, and {source} have none"
+        )
     if execute != "none":
         assert steps is not None
         _execute(serving, workload, source, execute, steps, seed, rows)
@@ -135,6 +138,25 @@ def command(
         click.echo(json.dumps(_as_dict(simulation, plan, about)))
     else:
         click.echo(_as_text(simulation, (*plan.notes, *guesses), source, how, rows, time.perf_counter() - began))
+
+
+def _refuse_unused(context: click.Context) -> None:
+    """Raise ValueError for an option that would change nothing, given what else is or is not given."""
+    given = context.params
+    execute, lost = given["execute"], any(given[name] for name in NOT_EXECUTED) or given["acceptance_rate"] < 1
+    if execute != "none" and (given["steps"] is None or lost):
+        names = ", ".join(name.removeprefix("as_") for name in (*NOT_EXECUTED, "acceptance_rate"))
+        raise ValueError(f"execute is {execute!r}: it needs steps, and takes none of {names}")
+    seeded = execute != "none" or given["acceptance_rate"] < 1 or given["prompt_logprobs_share"]
+    _options.refuse_beside_trace(context, ("requests",) if seeded else ("requests", "seed"))
+    if given["trace"] is None:
+        why = ": it needs a trace with prefix hashes, which drawn requests have not"
+        _options.refuse_unused(context, ("prefix_cache_blocks",), why)
+        if not given["timed"]:
+            why = ": it needs timed, without which every request waits from the start"
+            _options.refuse_unused(context, ("request_rate", "burstiness"), why)
+    if given["as_json"]:
+        _options.refuse_unused(context, ("rows",), " and json is given, which prints all rows: only one of them may be")
 
 
 def _execute(

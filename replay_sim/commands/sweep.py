@@ -57,7 +57,9 @@ MIB = 1 << 20
 )
 @click.option("--resume", is_flag=True, help="Go on with a sweep that was interrupted or killed.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="A .csv or a .json.")
+@click.pass_context
 def command(
+    context: click.Context,
     configs: tuple[str, ...],
     grid: tuple[str, ...],
     trace: str | None,
@@ -84,6 +86,7 @@ def command(
 
     began = time.perf_counter()
     check_suffix(out)
+    _options.refuse_beside_trace(context, ("requests",) if measure else ("requests", "seed"))
     runner = _runner(dask, workers, measure, seed)
     axes = parse_grid(grid)
     workloads = _workloads(axes, trace, profile, requests, seed)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from replay_sim.plan.capture_plan import CapturePlan
 
 MIB = 1 << 20
+DRAWN = "requests", "seed"
+"""What only drawn requests look at, as every draft token is accepted."""
 
 
 @click.command("tune", short_help="Best sizes and threshold for a workload, and the config to paste.")
@@ -33,7 +35,9 @@ MIB = 1 << 20
 @click.option("--max-pool-mib", type=click.FloatRange(0), metavar="MIB", help="Most MiB of graph pools; takes minutes.")
 @click.option("--emit", type=click.Choice(["vllm"]), help="Print the config to paste into that engine, nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
 def command(
+    context: click.Context,
     config: str,
     trace: str | None,
     statistics: str | None,
@@ -59,13 +63,7 @@ def command(
     from replay_sim.explore.workload_steps import BUSIEST
     from replay_sim.plan.capture_plan import make_plan
 
-    if emit and as_json:
-        raise ValueError(f"emit is {emit!r} and json is given: only one of them may be")
-    if statistics is not None and (trace is not None or profile is not None):
-        raise ValueError(f"statistics is {statistics!r}: neither trace nor profile may be given with it")
-    for name, limit in (("max_capture_s", max_capture_s), ("max_pool_mib", max_pool_mib)):
-        if limit is not None and not math.isfinite(limit):
-            raise ValueError(f"{name}: {limit} is not allowed; it must be finite and at least 0")
+    _refuse(context)
     serving = load_config(config)
     limits = Limits(
         max_graphs=max_graphs,
@@ -93,6 +91,24 @@ def command(
     guesses = costs.guesses(tuning.tuned.plan, seen)
     about = tuning_report.About(config=config, workload=source, assumed=assumed, guesses=guesses)
     click.echo(json.dumps(tuning_report.as_dict(tuning, about)) if as_json else tuning_report.as_text(tuning, about))
+
+
+def _refuse(context: click.Context) -> None:
+    """Raise ValueError for options that cannot go together, that change nothing, or that are no numbers."""
+    given = context.params
+    emit, statistics = given["emit"], given["statistics"]
+    if emit and given["as_json"]:
+        raise ValueError(f"emit is {emit!r} and json is given: only one of them may be")
+    if statistics is not None and (given["trace"] is not None or given["profile"] is not None):
+        raise ValueError(f"statistics is {statistics!r}: neither trace nor profile may be given with it")
+    _options.refuse_beside_trace(context, DRAWN)
+    if statistics is not None:
+        why = f" and statistics is {statistics!r}, of which nothing is drawn: only one of them may be given"
+        _options.refuse_unused(context, DRAWN, why)
+    for name in ("max_capture_s", "max_pool_mib"):
+        limit = given[name]
+        if limit is not None and not math.isfinite(limit):
+            raise ValueError(f"{name}: {limit} is not allowed; it must be finite and at least 0")
 
 
 def _from_statistics(path: str, plan: "CapturePlan") -> tuple["StepCounts", str, tuple[str, ...]]:

@@ -25,7 +25,8 @@ def open_workload(
 
     Drawn requests can be gone through once; they arrive as the profile's do unless a rate in requests a second or a
     burstiness says otherwise. The words name a file without its folder: they go into records and reports that others
-    read. Raises ValueError for a bad file, an unknown profile, or a trace together with what only drawn requests take.
+    read. Raises ValueError for a bad file, an unknown profile, a burstiness without any rate, or a trace together with
+    what only drawn requests take.
     """
     if trace is not None:
         for name, value in (("profile", profile), ("request_rate", request_rate), ("burstiness", burstiness)):
@@ -34,6 +35,8 @@ def open_workload(
         read = read_trace(trace)
         return read, f"{len(read):,} requests of {Path(trace).name}"
     chosen = load_profile(profile or DEFAULT_PROFILE)
+    if burstiness is not None and request_rate is None and chosen.request_rate is None:
+        raise ValueError(f"burstiness is {burstiness!r}: it needs request_rate, as profile {chosen.name} has no rate")
     words = f"{num_requests:,} requests drawn with seed {seed} from profile {chosen.name}, quantiles of {chosen.source}"
     if request_rate is not None:
         words += f", at {request_rate:g} requests a second"

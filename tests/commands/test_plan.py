@@ -54,6 +54,12 @@ def test_an_empty_plan_prints_its_reason() -> None:
     assert "note: no replay graphs: the bound 64" in table
 
 
+@pytest.mark.parametrize("option", [("--order", "smallest_first"), ("--hold-outputs",)])
+def test_what_only_a_prediction_of_memory_looks_at_is_refused_without_one(option: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"{option[0][2:].replace('-', '_')} is .*: it needs memory"):
+        CliRunner().invoke(command, ("default", *option), catch_exceptions=False)
+
+
 def test_the_shape_decides_the_bytes() -> None:
     """P7: 64 hidden, four streams, float32."""
     summary = json.loads(output("default", "--json", "--shape", "tiny"))

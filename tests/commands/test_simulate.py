@@ -75,15 +75,37 @@ def test_a_prefix_cache_saves_what_prompts_share(tmp_path) -> None:
     assert f"Prefix hits saved {saved:,} prompt tokens." in output(*args, "100")
 
 
-def test_a_rate_and_a_burstiness_leave_what_is_dispatched_without_times_as_it_is() -> None:
-    """Issue 6: both are parameters; where the step time is unknown all requests wait, as the output says."""
-    plain, fast = (
-        json.loads(output(PRESET, "--requests", "40", "--json", *more))
-        for more in ((), ("--request-rate", "50", "--burstiness", "0.5"))
-    )
-    assert fast["workload"] == plain["workload"] + ", at 50 requests a second, burstiness 0.5"
-    assert fast["dispatch"] == plain["dispatch"] and "arrival times are ignored" in fast["source"]
-    assert "times" not in fast
+UNUSED = {
+    "a seed that draws nothing": (("--trace", "{trace}", "--seed", "3"), ["seed is 3", "trace is '{trace}'"]),
+    "a number of requests beside a trace": (("--trace", "{trace}", "--requests", "9"), ["requests is 9", "trace is"]),
+    "a rate without times": (("--request-rate", "2"), ["request_rate is 2.0: it needs timed"]),
+    "a burstiness without times": (("--burstiness", "2"), ["burstiness is 2.0: it needs timed"]),
+    "a burstiness of no rate": (
+        ("--timed", "--burstiness", "2", "--profile", "summarisation"),
+        ["burstiness is 2.0: it needs request_rate", "summarisation"],
+    ),
+    "a prefix cache of drawn requests": (("--prefix-cache-blocks", "9"), ["prefix_cache_blocks is 9", "a trace"]),
+    "a prefix cache without hashes": (
+        ("--trace", "{trace}", "--prefix-cache-blocks", "9"),
+        ["prefix_cache_blocks is 9: it needs prefix hashes", "lengths.csv have none"],
+    ),
+    "rows of no table": (("--json", "--rows", "3"), ["rows is 3 and json is given"]),
+}
+
+
+@pytest.mark.parametrize(("args", "named"), UNUSED.values(), ids=UNUSED)
+def test_an_option_that_would_change_nothing_is_refused_with_the_reason(args, named, tmp_path) -> None:
+    trace = str(write_trace(tmp_path))
+    with pytest.raises(ValueError) as refused:
+        CliRunner().invoke(command, (PRESET, *(arg.format(trace=trace) for arg in args)), catch_exceptions=False)
+    assert all(part.format(trace=trace) in str(refused.value) for part in named), refused.value
+
+
+def test_a_seed_of_what_is_drawn_beside_a_trace_is_taken(tmp_path) -> None:
+    """Which draft tokens are accepted, and whose prompt rows are read, are draws."""
+    args = (PRESET, "--trace", str(write_trace(tmp_path)), "--seed", "3", "--json")
+    for more in (("--acceptance-rate", "0.5"), ("--prompt-logprobs-share", "0.5")):
+        assert json.loads(output(*args, *more))["seed"] == 3
 
 
 def test_in_virtual_time_a_higher_rate_fills_the_batches_and_requests_have_times(monkeypatch) -> None:
@@ -142,7 +164,7 @@ def test_steps_are_run_for_real_and_dispatched_as_simulated(tmp_path) -> None:
         ((PRESET, "--profile", "conversation", "--trace", "x"), "only one of them may be given"),
         ((PRESET, "--request-rate", "2", "--trace", "x"), "request_rate is 2.0 and trace is 'x': only one of them"),
         ((PRESET, "--burstiness", "2", "--trace", "x"), "burstiness is 2.0 and trace is 'x': only one of them"),
-        ((PRESET, "--timed", "--steps", "1", "--execute", "host"), "takes none of .* timed, prefix-cache-blocks"),
+        ((PRESET, "--timed", "--steps", "1", "--execute", "host"), "takes none of .* timed, acceptance_rate"),
         ((PRESET, "--trace", "absent.csv"), "absent.csv: line 1, file: expected a readable file"),
     ],
 )

@@ -161,6 +161,10 @@ BAD = {
         ("default", "--grid", "profile=conversation", "--trace", "t.csv", "--out", "t.csv"),
         ["profile", "trace"],
     ),
+    "a seed that draws nothing": (
+        ("default", *ONE, "--trace", "t.csv", "--seed", "1", "--out", "t.csv"),
+        ["seed is 1 and trace is 't.csv'"],
+    ),
     "too many points": (
         ("default", "--grid", "window=1:2000:1", "--grid", "max_num_seqs=1:1000:1", "--out", "t.csv"),
         ["2,000,000 points", "1,000,000"],

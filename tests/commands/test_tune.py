@@ -132,6 +132,8 @@ def test_what_the_tuned_config_sets_against_the_users_is_said_wherever_it_is_tol
         (("default", "--json", "--emit", "vllm"), "emit"),
         (("default", "--trace", "a", "--statistics", "b"), "statistics"),
         (("default", "--statistics", "absent.log"), "absent.log"),
+        (("default", "--statistics", "b", "--seed", "1"), "seed is 1 and statistics is 'b'"),
+        (("default", "--trace", "a", "--requests", "9"), "requests is 9 and trace is 'a'"),
         (("default", "--profile", "no-such"), "no-such"),
         (("default", "--max-graphs", "-1"), "max-graphs"),
         (("default", "--requests", "20", "--max-capture-s", "0.5"), "max_capture_s"),

@@ -56,7 +56,7 @@ explore: env
 	$(BIN)/python -m replay_sim.explore
 
 lab: env
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/01_tour_of_one_step.ipynb notebooks
 
 notebooks: env
 	$(BIN)/python -m replay_sim.explore.notebooks $(NOTEBOOKS)

@@ -9,6 +9,8 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
+from replay_sim.explore.keyboard import KeysStay
+
 
 class Explorer(ABC):
     """Controls, a sentence and a figure; `set` and `state` do from Python what hands do with the controls.
@@ -64,7 +66,8 @@ class Explorer(ABC):
         self.set(**self._start)
 
     def listen(self) -> None:
-        """From here on, a control that is moved by hand changes what is shown."""
+        """From here on, a control that is moved by hand changes what is shown, and keys pressed on it are its own."""
+        self.widget.children = (*self.widget.children, KeysStay())
         for control in self.controls.values():
             control.observe(self._on_change, "value")
 

@@ -32,6 +32,7 @@ def command(config: str, trace: str | None, out: str, requests: int, seed: int, 
 
     began = time.perf_counter()
     make_plan(load_config(config))  # bad settings are refused before the slow imports
+    from replay_sim.explore.evidence import gather
     from replay_sim.explore.job import run_job
     from replay_sim.explore.report import write_report
 
@@ -43,7 +44,7 @@ def command(config: str, trace: str | None, out: str, requests: int, seed: int, 
         execute=None if execute == "none" else execute,
         num_steps=steps,
     )
-    path = write_report(job, Path(out))
+    path = write_report(gather(job), Path(out))
     click.echo(
         f"Wrote {path}, {path.stat().st_size / 1e6:.1f} MB: {len(job.plan.replay_sizes)} replay graphs, "
         f"{job.simulation.steps:,} steps, in {time.perf_counter() - began:.1f} s."

@@ -11,10 +11,11 @@ import click
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
-from replay_sim.explore.advice import advise
+from replay_sim.explore.advice import advise, recommendation
+from replay_sim.explore.evidence import gather
 from replay_sim.explore.job import run_job
 from replay_sim.explore.notebooks import NotebookError, execute, notebook_page, write_notebook
-from replay_sim.explore.report import recommendation, write_report
+from replay_sim.explore.report import write_report
 from replay_sim.whole_file import write_whole
 
 
@@ -32,16 +33,17 @@ from replay_sim.whole_file import write_whole
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps to run for real.")
 @click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="Requests to draw.")
 def main(config: str, trace: str | None, out: Path, notebooks: Path, steps: int, requests: int) -> None:
-    """Plan, simulate and run CONFIG, a preset's name or a JSON file, and write OUT/report and OUT/notebooks."""
+    """Plan, simulate, tune and run CONFIG, a preset's name or a JSON file, and write OUT/report and OUT/notebooks."""
     began = time.perf_counter()
     try:
         job = run_job(config, trace=trace, num_requests=requests, execute="auto", num_steps=steps)
         executed = execute_notebooks(notebooks, out / "notebooks")
         links = {os.path.relpath(page, out / "report"): title for page, title in executed.items()}
-        report = write_report(job, out / "report", notebooks=links)
+        found = gather(job)
+        report = write_report(found, out / "report", notebooks=links)
     except (ValueError, OSError, NotebookError) as error:
         sys.exit(f"replay_sim.explore: {error}")
-    click.echo(f"{recommendation(advise(job))}\n\nReport: {report}")
+    click.echo(f"{recommendation(advise(found))}\n\nReport: {report}")
     click.echo(
         f"Planned {len(job.plan.replay_sizes)} replay graphs, simulated {job.simulation.steps:,} steps, ran {steps}, "
         f"executed {len(executed)} notebooks in {time.perf_counter() - began:.0f} s."

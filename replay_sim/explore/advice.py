@@ -1,18 +1,30 @@
-"""The recommendation: what a plan and a workload's dispatches say to keep or change, counted and not timed."""
+"""The recommendation: the winner and its margin, then what plan, pool, prompts, threshold and dispatches say."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import attrs
 
 from replay_sim.batch.dispatch import CudagraphMode
+from replay_sim.explore.arms import ARM_LOOKS
+from replay_sim.explore.evidence import Evidence, PromptTimes
 from replay_sim.explore.job import Job
+from replay_sim.explore.pool_measured import ReservedCase
+from replay_sim.explore.report_parts import sentence
+from replay_sim.explore.report_threshold import config_words, crossing_words
+from replay_sim.explore.report_workload import guesses_of
+from replay_sim.explore.speedup_cells import CellKind
+from replay_sim.explore.tuning_report import headline
+from replay_sim.explore.workload_steps import TunedWorkload
 from replay_sim.plan import unreachable_sizes
 from replay_sim.plan.capture_sizes import listed
 
 MIB = 1 << 20
 SEVERAL_SIZES = 2
+MOST_GUESSES = 3
+EXTRAPOLATED = "extrapolated"
 
 
 @attrs.frozen
@@ -23,14 +35,82 @@ class Advice:
     facts: tuple[str, ...]
 
 
-def advise(job: Job) -> Advice:
-    """What to do about the job's plan, judged by its own costs and by the workload that was counted."""
-    facts = [_cost(job), _padding(job), *_workload(job), *job.plan.notes]
-    return Advice(_headline(job), tuple(facts))
+def advise(found: Evidence) -> Advice:
+    """What to do about the job's config: tuned sizes or its own, judged by modelled times, then by counts and bytes."""
+    job = found.job
+    plan = plan_verdict(job)
+    facts = [*_speedup(found), *_threshold(found), _cost(job), *_pool(found.pool.chosen), _padding(job)]
+    facts += [*_workload(job), *map(sentence, job.plan.notes), *found.limits]
+    if isinstance(job.tuned, str):
+        return Advice(plan, (f"The config was not tuned on this workload: {job.tuned}.", *facts))
+    return Advice(
+        headline(job.tuned.tuning), (*_margin(job.tuned), f"The config's own plan, by counts alone: {plan}", *facts)
+    )
 
 
-def _headline(job: Job) -> str:
-    """The first of these that holds, from what is broken to what is wasteful."""
+def recommendation(advice: Advice) -> str:
+    """The recommendation for a terminal."""
+    return "\n".join([advice.headline, *(f"- {fact}" for fact in advice.facts)])
+
+
+def _margin(tuned: TunedWorkload) -> Iterator[str]:
+    """The margin where there is a choice, and on how much of the time the model is extrapolated."""
+    own, best = (plan.unseen or plan.seen for plan in (tuned.tuning.own, tuned.tuning.tuned))
+    if own.mixed_step_ms and best.mixed_step_ms and own.mixed_steps == best.mixed_steps:
+        yield (
+            f"Of these steps {own.mixed_steps:,} of {own.steps:,} run outside of FULL graphs, where sizes are a "
+            f"choice: there a step takes {1 - best.mixed_step_ms / own.mixed_step_ms:.1%} less, "
+            f"{best.mixed_step_ms:,.3f} ms tuned against {own.mixed_step_ms:,.3f} ms with the config's own sizes "
+            "(modelled)."
+        )
+    guesses = [guess.removeprefix(f"{EXTRAPOLATED}, ") for guess in guesses_of(tuned)]
+    if guesses:
+        more = f"; {len(guesses) - MOST_GUESSES} more reasons" if len(guesses) > MOST_GUESSES else ""
+        yield f"The model is {EXTRAPOLATED} to {'; '.join(guesses[:MOST_GUESSES])}{more}."
+
+
+def _speedup(found: Evidence) -> Iterator[str]:
+    """The shortest and the longest prompt that have a number, of those that the config runs so if there are any."""
+    known = [one for one in found.prompts if one.eager.ratio is not None]
+    run = [one for one in known if one.replays]
+    chosen = run or known
+    if chosen:
+        where = ", ".join(map(_prompt, chosen[:1] + chosen[1:][-1:]))
+        takes = "takes" if run else "would take, if this config ran prompts so,"
+        yield (
+            f"“{ARM_LOOKS[found.arm].label}” {takes} of replay off's time {where}; one prompt a step, "
+            f"{found.job.shape.num_local_experts} experts a rank."
+        )
+
+
+def _prompt(one: PromptTimes) -> str:
+    cell = one.eager
+    if cell.kind is CellKind.MEASURED:
+        source = f"measured on {cell.source.removeprefix('measured, ').split(',')[0]}"
+    else:
+        source = cell.kind.value
+    return f"{cell.ratio:.1%} at {one.tokens:,} tokens ({source})"
+
+
+def _threshold(found: Evidence) -> Iterator[str]:
+    at = found.threshold
+    if isinstance(at, str):
+        yield f"No curve says from where on the break pays: {at}."
+    else:
+        yield crossing_words(at)
+        yield config_words(found, at)
+
+
+def _pool(case: ReservedCase) -> Iterator[str]:
+    model, replay = (nbytes / MIB for nbytes in case.predicted)
+    measured = ""
+    if case.measured is not None:
+        measured = f"; measured {case.measured[0] / MIB:,.0f} and {case.measured[1] / MIB:,.0f} MiB"
+    yield f"Model graphs reserve {model:,.0f} MiB, replay graphs {replay:,.0f} MiB beside them (predicted{measured})."
+
+
+def plan_verdict(job: Job) -> str:
+    """What the counts say of the plan alone: the first that holds, from what is broken to what is wasteful."""
     plan, table = job.plan, job.simulation.table
     if not plan.replay_sizes:
         return "This config captures no replay graphs: every replay batch runs eagerly. The reason is in the notes."
@@ -87,6 +167,8 @@ def _padding(job: Job) -> str:
 
 def _workload(job: Job) -> list[str]:
     simulation, table = job.simulation, job.simulation.table
+    if not simulation.replay_steps:
+        return [f"None of {simulation.steps:,} steps has a replay batch, however many requests wait."]
     counts = simulation.as_dict()
     facts = [
         f"Of {simulation.steps:,} steps {simulation.replay_steps:,} ({counts['replay_step_share']:.1%}) have a replay "

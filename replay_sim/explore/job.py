@@ -1,4 +1,4 @@
-"""The main job: plan a config, run a workload through scheduler and dispatch, and run its first steps for real."""
+"""The main job: plan a config, run a workload through it, tune on it, and run its first steps for real."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig, load_config
+from replay_sim.explore.workload_steps import TunedWorkload, tuned_workload
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.run_steps import RunReport, execute_steps, make_backend
 from replay_sim.plan import CapturePlan, make_plan
@@ -17,6 +18,7 @@ from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
 from replay_sim.workload.simulation import Simulation, planned_dispatch
 from replay_sim.workload.source import DEFAULT_REQUESTS, open_workload
+from replay_sim.workload.trace import TraceRequest
 
 
 @attrs.frozen
@@ -42,7 +44,10 @@ class ExecutedRun:
 
 @attrs.frozen
 class Job:
-    """What was asked, what was planned, what the workload would dispatch, and what was run, if anything was."""
+    """What was asked, what was planned, what the workload would dispatch, and what was run, if anything was.
+
+    `tuned` is the config tuned on the workload, or why it could not be, in words.
+    """
 
     config_name: str
     config: ServingConfig
@@ -51,6 +56,7 @@ class Job:
     summary: dict[str, Any]
     workload: str
     simulation: Simulation
+    tuned: TunedWorkload | str
     executed: ExecutedRun | None
 
 
@@ -63,7 +69,7 @@ def run_job(
     execute: str | None = None,
     num_steps: int = 50,
 ) -> Job:
-    """Plan and simulate `config_name`, a preset or a JSON file, and run `num_steps` steps on the backend `execute`.
+    """Plan, simulate and tune `config_name`, a preset or a JSON file, and run `num_steps` steps on `execute`.
 
     `trace` is a file of requests; without one `num_requests` are drawn from the bundled profile. `execute` is "auto",
     "host", "cuda", or None to run nothing. Raises ValueError for bad input of any kind.
@@ -90,5 +96,14 @@ def run_job(
         plan_summary(config, plan, FLASH_RANK),
         workload,
         simulation,
+        _tuned(config, requests, workload, seed),
         executed,
     )
+
+
+def _tuned(config: ServingConfig, requests: tuple[TraceRequest, ...], workload: str, seed: int) -> TunedWorkload | str:
+    """The config tuned on the first half of the workload's steps, or why it cannot be; none of it needs a device."""
+    try:
+        return tuned_workload(config, requests, workload, seed=seed)
+    except ValueError as error:
+        return str(error)

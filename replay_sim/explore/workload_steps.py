@@ -12,7 +12,6 @@ from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
 from replay_sim.explore.tuning_limits import Limits
 from replay_sim.explore.tuning_steps import StepCounts, in_halves, step_keys
 from replay_sim.plan import make_plan
-from replay_sim.plan.step_costs import StepCosts
 from replay_sim.progress import Progress, no_progress
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
@@ -27,7 +26,7 @@ class TunedWorkload:
     config: ServingConfig
     seen: StepCounts
     unseen: StepCounts
-    costs: StepCosts
+    costs: FittedCosts
     tuning: Tuning
     source: str
 

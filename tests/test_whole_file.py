@@ -23,10 +23,16 @@ def test_a_failure_at_any_point_leaves_the_old_file_and_nothing_else(tmp_path, m
     path = tmp_path / "page.html"
     write_whole(path, "first")
     monkeypatch.setattr(os, failing, refused)
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(OSError, match=f"{path} cannot be written: the disk is full"):
         write_whole(path, "second")
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
     assert path.read_text() == "first"
+
+
+def test_a_path_below_a_file_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/page.html cannot be written: File exists"):
+        write_whole(tmp_path / "file" / "page.html", "")
 
 
 def test_text_that_is_no_unicode_leaves_the_old_file_and_nothing_else(tmp_path) -> None:

@@ -82,10 +82,10 @@ def command(
     from replay_sim.explore.sweep_file import PointsFile
     from replay_sim.explore.sweep_grid import parse_grid
     from replay_sim.explore.sweep_points import fingerprint
-    from replay_sim.explore.sweep_table import check_suffix, write_table
+    from replay_sim.explore.sweep_table import check_out, write_table
 
     began = time.perf_counter()
-    check_suffix(out)
+    check_out(out)
     _options.refuse_beside_trace(context, ("requests",) if measure else ("requests", "seed"))
     runner = _runner(dask, workers, measure, seed)
     axes = parse_grid(grid)

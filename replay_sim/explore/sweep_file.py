@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from replay_sim.explore.sweep_rows import Row
 
-FORM = 1
+FORM = 2
 """Of the lines; another number is another form."""
 
 
@@ -24,24 +24,25 @@ class PointsFile:
     sweep, or that nobody here wrote.
     """
 
-    def __init__(self, path: Path, fingerprint: str, *, resume: bool) -> None:
+    def __init__(self, path: Path, fingerprint: Mapping[str, str], *, resume: bool) -> None:
         self.path = path
         self.rows: dict[int, Row] = {}
-        head = _line({"sweep": fingerprint, "form": FORM})
-        if resume and path.exists():
+        self._fingerprint = dict(fingerprint)
+        head = _line({"sweep": self._fingerprint, "form": FORM})
+        if path.exists():
             end = self._read(head)
+            if not resume:
+                raise ValueError(
+                    f"{path}: holds {len(self.rows):,} points of this sweep, which did not end; --resume goes on with "
+                    "them, or delete the file"
+                )
             self._handle = os.open(path, os.O_RDWR | os.O_APPEND)
             os.ftruncate(self._handle, end)
             if not end:
                 self._write(head)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            raise ValueError(
-                f"{path}: holds points of a sweep that did not end; resume it, or delete the file"
-            ) from None
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         self._write(head)
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -63,9 +64,12 @@ class PointsFile:
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._handle, left) :]
-        os.fsync(self._handle)
+        try:
+            while left:
+                left = left[os.write(self._handle, left) :]
+            os.fsync(self._handle)
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _read(self, head: bytes) -> int:
         """Take up the rows; the bytes of the whole lines."""
@@ -75,23 +79,37 @@ class PointsFile:
             return 0
         first, *lines = data[:end].splitlines(keepends=True) or [data]
         if first != head:
-            raise ValueError(f"{self.path}: holds points of another sweep, model or version; delete it to start anew")
+            raise ValueError(f"{self.path}: {self._why_foreign(first)}")
         for number, line in enumerate(lines, 2):
             row = _parsed(line)
-            if row is None or row["point"] in self.rows:
+            if row is None or type(row.get("point")) is not int or row["point"] in self.rows:
                 raise ValueError(f"{self.path}: line {number} is no new finished point; delete the file to start anew")
             self.rows[row["point"]] = row
         return end
+
+    def _why_foreign(self, first: bytes) -> str:
+        """What another first line than this sweep's says of the file, and what to do about it."""
+        head = _parsed(first)
+        if head is None or not isinstance(head.get("sweep"), dict | str):
+            return "holds no points of a sweep; name another file as out, or move this one away"
+        theirs = head["sweep"]
+        if head.get("form") != FORM or not isinstance(theirs, dict):
+            return "holds points in the form of another version of this package; delete the file to start anew"
+        other = [name for name, part in self._fingerprint.items() if theirs.get(name) != part]
+        return (
+            f"holds points of a sweep that differs from this one in {', '.join(other)}; go on with that one, name "
+            "another file as out, or delete this file"
+        )
 
 
 def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def _parsed(line: bytes) -> Row | None:
-    """The row of a line; None if it is none."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it is none."""
     try:
-        row = json.loads(line)
-    except ValueError:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("point"), int) else None
+    return value if isinstance(value, dict) else None

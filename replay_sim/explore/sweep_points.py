@@ -101,10 +101,13 @@ def by_schedule(points: Iterable[DesignPoint], most: int = GROUP_POINTS) -> list
     return [tuple(group[start : start + most]) for group, start in starts]
 
 
-def fingerprint(points: Sequence[DesignPoint], workloads: Iterable[SweptWorkload], times: object = None) -> str:
-    """What tells a sweep from any other: its points, its workloads, this version, and what its times are from.
+def fingerprint(
+    points: Sequence[DesignPoint], workloads: Iterable[SweptWorkload], times: object = None
+) -> dict[str, str]:
+    """What tells a sweep from any other, by what it is of: designs, requests, step times and version of the package.
 
     `times` is what measures them, by its text; None for the bundled step-time model.
     """
-    told = repr((__version__, points, tuple(workloads), bundled_model() if times is None else times))
-    return hashlib.sha256(told.encode()).hexdigest()
+    parts = {"designs": points, "requests": tuple(workloads), "step times": bundled_model() if times is None else times}
+    hashed = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
+    return hashed | {"version": __version__}

@@ -19,6 +19,13 @@ WORDS = ("config", "workload", "cudagraph_mode", "plan", "source", "outside", "e
 """The columns of text."""
 
 
+def check_out(path: Path) -> None:
+    """Raise ValueError for what no table can be written to, before anything is swept."""
+    check_suffix(path)
+    if path.is_dir():
+        raise ValueError(f"out: {str(path)!r} is not allowed; it is a folder, and must be a file")
+
+
 def check_suffix(path: Path) -> None:
     """Raise ValueError for a file that is neither CSV nor JSON by its name."""
     if path.suffix not in SUFFIXES:

@@ -130,7 +130,7 @@ def test_what_was_stopped_is_not_overwritten_and_is_resumed_to_the_same_table(
     status, _, err = run(capsys, *small, *GRID, "--out", "sweep.csv")
     assert status == 2 and "did not end" in err and (here / "sweep.csv.points").read_bytes() == kept
     status, _, err = run(capsys, *small, *ONE, "--out", "sweep.csv", "--resume")
-    assert status == 2 and "another sweep" in err
+    assert status == 2 and "holds points of a sweep that differs from this one in designs;" in err
     assert run(capsys, *small, *GRID, "--out", "sweep.csv", "--resume")[0] == 0
     resumed = (here / "sweep.csv").read_bytes()
     assert run(capsys, *small, *GRID, "--out", "again.csv")[0] == 0
@@ -150,6 +150,7 @@ BAD = {
     "no config": ((*ONE, "--out", "t.csv"), ["CONFIG"]),
     "no file": (("default", *ONE), ["--out"]),
     "another form": (("default", *ONE, "--out", "t.parquet"), ["out", "t.parquet", ".csv or .json"]),
+    "a folder": (("default", *ONE, "--out", "folder.csv"), ["out: 'folder.csv'", "it is a folder"]),
     "an unknown config": (("defualt", *ONE, "--out", "t.csv"), ["'defualt'", "did you mean 'default'"]),
     "no values": (("default", "--grid", "window", "--out", "t.csv"), ["grid", "'window'", "NAME=VALUES"]),
     "an unknown axis": (("default", "--grid", "windw=8", "--out", "t.csv"), ["'windw'", "did you mean 'window'"]),
@@ -183,10 +184,13 @@ BAD = {
 
 @pytest.mark.parametrize(("args", "named"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_line_and_nothing_is_written(args, named, capsys, here: Path) -> None:
+    if "folder.csv" in args:
+        (here / "folder.csv").mkdir()
+    before = list(here.iterdir())
     status, out, err = run(capsys, *args)
     assert (status, out) == (2, "") and err.startswith("replay-sim: ") and err.count("\n") == 1
     assert all(part in err for part in named), err
-    assert not list(here.iterdir())
+    assert list(here.iterdir()) == before
 
 
 def test_without_the_extra_a_cluster_is_refused(small, capsys, monkeypatch, here: Path) -> None:

@@ -1,5 +1,6 @@
 """The file of finished points: whole lines, taken up again, and refused where it is another sweep's."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from replay_sim.explore.sweep_file import PointsFile
 
+ONE = {"designs": "a", "requests": "b", "version": "1"}
+TWO = {"designs": "a", "requests": "c", "version": "2"}
 ROWS = [{"point": 3, "ms": 0.1 + 0.2}, {"point": 0, "ms": None}, {"point": 7, "sizes": [1, 2]}]
 
 
@@ -16,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path) -> bytes:
-    with PointsFile(path, "one", resume=False) as file:
+    with PointsFile(path, ONE, resume=False) as file:
         file.append(ROWS[:2])
         file.append(ROWS[2:])
     return path.read_bytes()
@@ -25,7 +28,7 @@ def written(path: Path) -> bytes:
 def test_what_was_appended_is_taken_up_exactly(path: Path) -> None:
     data = written(path)
     assert data.count(b"\n") == 4 and data.endswith(b"\n")
-    with PointsFile(path, "one", resume=True) as file:
+    with PointsFile(path, ONE, resume=True) as file:
         assert file.rows == {row["point"]: row for row in ROWS}
         file.append([{"point": 1}])
     assert path.read_bytes() == data + b'{"point":1}\n'
@@ -37,7 +40,7 @@ def test_a_line_torn_at_any_byte_costs_that_line_alone(path: Path) -> None:
     ends = [index + 1 for index, byte in enumerate(data) if byte == ord("\n")]
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
-        with PointsFile(path, "one", resume=True) as file:
+        with PointsFile(path, ONE, resume=True) as file:
             whole = max(0, sum(end <= cut for end in ends) - 1)
             assert list(file.rows.values()) == ROWS[:whole]
             file.append(ROWS[whole:])
@@ -47,52 +50,74 @@ def test_a_line_torn_at_any_byte_costs_that_line_alone(path: Path) -> None:
 def test_rows_are_on_disk_when_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bytes] = []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(path.read_bytes()))
-    with PointsFile(path, "one", resume=False) as file:
+    with PointsFile(path, ONE, resume=False) as file:
         file.append(ROWS)
         assert synced[-1] == path.read_bytes() and synced[-1].count(b"\n") == 4
 
 
 def test_a_file_that_is_there_is_not_overwritten(path: Path) -> None:
     data = written(path)
-    with pytest.raises(ValueError, match="did not end; resume it, or delete the file"):
-        PointsFile(path, "one", resume=False)
+    with pytest.raises(ValueError, match="holds 3 points of this sweep, which did not end; --resume goes on with them"):
+        PointsFile(path, ONE, resume=False)
     assert path.read_bytes() == data
 
 
 def test_with_nothing_to_resume_it_starts(path: Path) -> None:
-    with PointsFile(path, "one", resume=True) as file:
+    with PointsFile(path, ONE, resume=True) as file:
         assert file.rows == {} and path.read_bytes().count(b"\n") == 1
 
 
 def test_left_without_a_row_it_is_deleted_and_with_one_it_stays(path: Path) -> None:
     """A header alone is nothing to go on with."""
     for resume in (False, True):
-        with pytest.raises(KeyboardInterrupt), PointsFile(path, "one", resume=resume):
+        with pytest.raises(KeyboardInterrupt), PointsFile(path, ONE, resume=resume):
             raise KeyboardInterrupt
         assert not path.exists()
-    with pytest.raises(KeyboardInterrupt), PointsFile(path, "one", resume=False) as file:
+    with pytest.raises(KeyboardInterrupt), PointsFile(path, ONE, resume=False) as file:
         file.append(ROWS)
         raise KeyboardInterrupt
     assert path.exists()
 
 
-@pytest.mark.parametrize("data", [b"window,plan\n8,eager\n", b"notes", b'{"point":1}\n'])
-def test_what_nobody_here_wrote_is_left_alone(path: Path, data: bytes) -> None:
+FOREIGN = {
+    b"window,plan\n8,eager\n": "holds no points of a sweep; name another file as out, or move this one away",
+    b"notes": "holds no points of a sweep",
+    b'{"point":1}\n': "holds no points of a sweep",
+    b"[" * 100_000 + b"\n": "holds no points of a sweep",
+    b'{"sweep":"c0ffee","form":1}\n': "holds points in the form of another version of this package",
+}
+
+
+@pytest.mark.parametrize("data", FOREIGN)
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_this_sweep_did_not_write_is_left_alone_and_named_for_what_it_is(
+    path: Path, data: bytes, resume: bool
+) -> None:
     path.parent.mkdir()
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="another sweep"):
-        PointsFile(path, "one", resume=True)
+    with pytest.raises(ValueError, match=f"{path}: {FOREIGN[data]}"):
+        PointsFile(path, ONE, resume=resume)
     assert path.read_bytes() == data
 
 
-def test_points_of_another_sweep_are_refused(path: Path) -> None:
+def test_of_points_of_another_sweep_it_is_said_what_differs(path: Path) -> None:
     written(path)
-    with pytest.raises(ValueError, match="another sweep, model or version"):
-        PointsFile(path, "two", resume=True)
+    with pytest.raises(ValueError, match="holds points of a sweep that differs from this one in requests, version; "):
+        PointsFile(path, TWO, resume=True)
+
+
+def test_a_disk_that_is_full_is_an_error_that_names_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with PointsFile(path, ONE, resume=False) as file:
+        monkeypatch.setattr("os.write", full)
+        with pytest.raises(OSError, match=f"{path} cannot be written: No space left on device"):
+            file.append(ROWS)
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b'{"ms":1}\n', b'{"point":3}\n', b"\xff\n"])
 def test_a_line_that_is_no_new_point_is_named(path: Path, line: bytes) -> None:
     path.write_bytes(written(path) + line)
     with pytest.raises(ValueError, match="line 5 is no new finished point"):
-        PointsFile(path, "one", resume=True)
+        PointsFile(path, ONE, resume=True)

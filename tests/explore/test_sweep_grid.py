@@ -78,5 +78,11 @@ def test_groups_hold_every_point_once_and_one_schedule_each() -> None:
 
 def test_a_fingerprint_tells_sweeps_apart() -> None:
     other = design_points({"a": CONFIG}, [WORKLOAD], {"window": (4,)}, ("eager",))
-    told = {fingerprint(POINTS, [WORKLOAD]), fingerprint(other, [WORKLOAD]), fingerprint(POINTS, [])}
-    assert len(told) == 3 and fingerprint(POINTS, [WORKLOAD]) in told
+    told = fingerprint(POINTS, [WORKLOAD])
+    assert fingerprint(POINTS, [WORKLOAD]) == told and set(told) == {"designs", "requests", "step times", "version"}
+    for part, changed in (
+        ("designs", fingerprint(other, [WORKLOAD])),
+        ("requests", fingerprint(POINTS, [])),
+        ("step times", fingerprint(POINTS, [WORKLOAD], "measured")),
+    ):
+        assert [name for name in told if changed[name] != told[name]] == [part]

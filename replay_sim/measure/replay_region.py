@@ -150,7 +150,7 @@ class Region:
         buffers = tuple(layers.inputs.view(self.size).values())
         rows, num_rows = contexts.replay.rows, contexts.replay.num_rows
         gather_by_address(buffers, layers.input_addresses, rows, num_rows, self.size)
-        layers.break_buffers.scatter(self.outputs, contexts.replay.output_row_of)
+        layers.break_buffers.scatter(self.outputs, rows, num_rows, contexts.replay.output_row_of)
 
     def run_layers(self) -> tuple[torch.Tensor, ...]:
         """The layers alone."""

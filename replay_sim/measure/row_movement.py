@@ -50,7 +50,7 @@ class Movement:
         index = turn % len(self.indices)
         rows, source = self.indices[index], turn % len(self.sources)
         if op == "scatter" and arm == "fused":
-            self.break_buffers.scatter(self.results[index], self.places[index])
+            self.break_buffers.scatter(self.results[index], rows, self.num_rows, self.places[index])
         elif op == "scatter":
             scatter_into(rows, self.results[index], self.targets)
         elif arm == "fused":

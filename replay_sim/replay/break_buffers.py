@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from replay_sim.batch.addresses import FixedAddresses
-from replay_sim.replay.row_layout import RowLayout
 from replay_sim.replay.row_ops import scatter_rows
 from replay_sim.replay.row_tensors import RowTensorSpec
 from replay_sim.replay.static_buffers import StaticBuffers
@@ -16,23 +15,25 @@ from replay_sim.replay.static_buffers import StaticBuffers
 class BreakBuffers(StaticBuffers):
     """Static buffers of the outputs that stay zero but for the rows that the last scatter wrote.
 
-    `written` uint8 (column chunks, max_rows) says which rows hold something: where it is 0 the row is zero. Nothing but
+    `written` uint8 (buffers, max_rows) says which rows hold something: where it is 0 the row is zero. Nothing but
     `scatter` writes the buffers, on any path, so that clearing costs what the step before wrote and not all rows.
     """
 
     def __init__(self, specs: Sequence[RowTensorSpec], max_rows: int, device: torch.device) -> None:
         super().__init__(specs, max_rows, device)
-        chunks = sum(RowLayout.of(spec.row_bytes).chunks for spec in specs)
-        self.written = torch.zeros((chunks, max_rows), dtype=torch.uint8, device=device)
+        self.written = torch.zeros((len(specs), max_rows), dtype=torch.uint8, device=device)
         self._written_address = FixedAddresses({"written": self.written}, "flags of the static buffers: ")
 
-    def scatter(self, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor) -> None:
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], rows: torch.Tensor, num_rows: torch.Tensor, output_row_of: torch.Tensor
+    ) -> None:
         """Write this step's outputs, and clear what the step before wrote beside them (L6); one launch on a GPU.
 
-        `output_row_of` int32 (at least max_rows,) is the index map of the replay metadata. Raises ValueError for
-        outputs that do not fit.
+        The index `rows` int64 (at least the outputs' rows,), its length `num_rows` int32 (1,) and its inverse
+        `output_row_of` int32 (at least max_rows,) are those of the replay metadata. Raises ValueError for outputs that
+        do not fit.
         """
-        scatter_rows(tuple(self.tensors.values()), self.written, outputs, output_row_of)
+        scatter_rows(tuple(self.tensors.values()), self.written, outputs, rows, num_rows, output_row_of)
 
     def check_addresses(self) -> None:
         """Raises RuntimeError naming a buffer, or the flags, not where graphs were captured to write them (B4)."""

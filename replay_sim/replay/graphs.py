@@ -128,7 +128,7 @@ class ReplayGraphs:
 
     def run_into(self, targets: BreakBuffers, batch: ReplayBatch, inputs: RowTensors) -> None:
         """Run the graph of the current context's size on the batch's rows, and scatter its outputs (G2, L5, L6)."""
-        targets.scatter(self.run(batch.rows, inputs), batch.output_row_of)
+        targets.scatter(self.run(batch.rows, inputs), batch.rows, batch.context.num_rows, batch.output_row_of)
 
     def run(self, rows: torch.Tensor, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
         """Gather `rows` of the inputs, replay the graph of the context's padded size, return r output rows (G2).

@@ -113,7 +113,8 @@ class ReplayLayers:
             if self.graphs is not None and batch.context.mode is not CudagraphMode.NONE:
                 self.graphs.run_into(self.break_buffers, batch, inputs)
             else:
-                self.break_buffers.scatter(self._run_rows(batch, inputs), batch.output_row_of)
+                outputs = self._run_rows(batch, inputs)
+                self.break_buffers.scatter(outputs, batch.rows, batch.context.num_rows, batch.output_row_of)
 
     def _run_rows(self, batch: ReplayBatch, inputs: RowTensors) -> Sequence[torch.Tensor]:
         """The kept rows' outputs, from a breakable graph or eagerly (L5).

@@ -48,8 +48,9 @@ class OneLaunchGraphs(ReplayGraphs):
     def _captured(self, batch: ReplayBatch, size: int) -> Sequence[torch.Tensor]:
         self._write_rows(size)
         buffers = self.buffers.view(size)
-        gather_by_address(tuple(buffers.values()), self._addresses, batch.rows, batch.context.num_rows, size)
-        self._targets.scatter(self._run_layers(buffers), batch.output_row_of)
+        rows, num_rows = batch.rows, batch.context.num_rows
+        gather_by_address(tuple(buffers.values()), self._addresses, rows, num_rows, size)
+        self._targets.scatter(self._run_layers(buffers), rows, num_rows, batch.output_row_of)
         return ()
 
     def run_into(self, targets: BreakBuffers, batch: ReplayBatch, inputs: RowTensors) -> None:

@@ -10,8 +10,10 @@ import triton.language as tl
 
 from replay_sim.replay.row_layout import RowLayout, next_power_of_two
 
-SCATTER_ROWS = 16
-"""Rows of one scatter program, far apart, so that neighbouring kept rows go to programs that run side by side."""
+CLEARED_ROWS = 4
+"""Rows of one program that clears, far apart, so that neighbouring rows are cleared by programs side by side."""
+CLEARED_WORDS = 1024
+"""Columns that it clears at a time."""
 NUM_WARPS = 4
 
 
@@ -46,7 +48,7 @@ def gather_rows_kernel(
     WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     """Each program moves one tile of one input: rows below num_rows are copied, those from there to padded cleared.
 
@@ -55,92 +57,86 @@ def gather_rows_kernel(
     program = tl.program_id(0)
     real = tl.load(num_rows)
     for i in tl.static_range(COUNT):
-        blocks = tl.cdiv(padded, ROWS[i])
-        if (program >= 0) & (program < blocks * CHUNKS[i]):
+        programs = tl.cdiv(padded, ROWS[i]) * TILES[i]
+        if (program >= 0) & (program < programs):
             address = tl.load(addresses + i)
-            at = (program // CHUNKS[i]) * ROWS[i] + tl.arange(0, ROWS[i])
-            row = tl.load(rows + at, mask=at < real, other=0)
-            column = (program % CHUNKS[i]) * COLUMNS[i] + tl.arange(0, COLUMNS[i])
+            at = (program // TILES[i]) * ROWS[i] + tl.arange(0, ROWS[i])
+            row = tl.load(rows + at, mask=at < padded, other=0)  # a pad's is -1, and not read from
+            column = (program % TILES[i]) * COLUMNS[i] + tl.arange(0, COLUMNS[i])
             inside = (column < WORDS[i])[None, :]
             read = ((at < real) & (address != 0))[:, None] & inside
             source = as_words(address, BYTES[i]) + row[:, None] * WORDS[i] + column[None, :]
             target = as_words(buffers[i].to(tl.int64), BYTES[i]) + at.to(tl.int64)[:, None] * WORDS[i] + column[None, :]
             tl.store(target, tl.load(source, mask=read, other=0), mask=(at < padded)[:, None] & inside)
-        program -= blocks * CHUNKS[i]
+        program -= programs
 
 
 @triton.jit
-def move_tile(target, output, row, place, begin, end, WORDS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows narrow enough to be moved at once: copied where place >= 0, cleared where it is -1."""
-    column = begin + tl.arange(0, COLUMNS)
-    inside = (column < end)[None, :]
-    source = output + tl.maximum(place, 0).to(tl.int64)[:, None] * WORDS + column[None, :]
-    words = tl.load(source, mask=(place >= 0)[:, None] & inside, other=0)
-    tl.store(target + row.to(tl.int64)[:, None] * WORDS + column[None, :], words, mask=(place >= -1)[:, None] & inside)
+def clear_rows(target, row, stale, WORDS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Zeros in the rows that are stale."""
+    for start in range(0, WORDS, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        at = target + row.to(tl.int64)[:, None] * WORDS + column[None, :]
+        tl.store(at, 0, mask=stale[:, None] & (column < WORDS)[None, :])
 
 
-@triton.jit
-def move_rows(
-    target, output, first, stride, place, begin, end, WORDS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
-):
-    """Wide rows one after the other; `place` is read from registers, as the flags may be stored meanwhile."""
-    lane = tl.arange(0, ROWS)
-    column = begin + tl.arange(0, COLUMNS)
-    inside = column < end
-    for i in range(ROWS):
-        source = tl.sum(tl.where(lane == i, place, 0), axis=0)
-        if source >= -1:
-            from_row = output + tl.maximum(source, 0).to(tl.int64) * WORDS
-            words = tl.load(from_row + column, mask=inside & (source >= 0), other=0)
-            to_row = target + (first + i * stride).to(tl.int64) * WORDS
-            tl.store(to_row + column, words, mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["max_rows", "padded"])
 def scatter_rows_kernel(
     targets,
     outputs,
+    rows,
+    num_rows,
     output_row_of,
     written,
-    num_rows,
+    max_rows,
+    padded,
     COUNT: tl.constexpr,
     BYTES: tl.constexpr,
     WORDS: tl.constexpr,
-    FIRST_CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK_WORDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    CLEARED_ROWS: tl.constexpr,
+    CLEARED_COLUMNS: tl.constexpr,
 ):
-    """Program (p, c) moves column chunk c of rows p, p + programs, p + 2 programs, ...
+    """The first programs clear what an earlier step wrote and this one does not; each later one copies one tile.
 
-    A row with a place in the outputs is copied; one without is cleared if its flag says that it holds something.
-    Nothing but these programs writes a row's chunk and its flag, so flag 0 means that the chunk is zero. Most programs
-    of a step find nothing to do and end after two loads.
+    Program p of those that clear target i looks at rows p, p + programs, p + 2 programs, ..., and ends after two loads
+    where none is stale: one whose flag says that it holds something, and that has no place in the outputs. A row with a
+    place is written by the programs that copy alone, as is its flag, so that no two programs write the same.
     """
-    first = tl.program_id(0)
-    chunk = tl.program_id(1)
-    stride = tl.num_programs(0)
-    row = first + tl.arange(0, ROWS) * stride
-    inside = row < num_rows
-    source = tl.load(output_row_of + row, mask=inside, other=-1)
-    flag = written + chunk * num_rows + row
-    holds = tl.load(flag, mask=inside, other=0) != 0
-    kept = source >= 0
-    place = tl.where(kept, source, tl.where(holds, -1, -2))
-    if tl.max(place, axis=0) >= -1:
+    program = tl.program_id(0)
+    clearing = tl.cdiv(max_rows, CLEARED_ROWS)
+    if program < clearing * COUNT:
+        row = program % clearing + tl.arange(0, CLEARED_ROWS) * clearing
+        inside = row < max_rows
+        flag = written + (program // clearing) * max_rows + row
+        holds = tl.load(flag, mask=inside, other=0) != 0
+        stale = holds & (tl.load(output_row_of + row, mask=inside, other=0) < 0)
+        if tl.max(stale.to(tl.int32), axis=0) > 0:
+            for i in tl.static_range(COUNT):
+                if program // clearing == i:
+                    clear_rows(as_words(targets[i].to(tl.int64), BYTES[i]), row, stale, WORDS[i], CLEARED_COLUMNS[i])
+            tl.debug_barrier()  # each warp reads the flags for itself: none may store them before all have
+            tl.store(flag, 0, mask=stale)
+    else:
+        program -= clearing * COUNT
+        real = tl.load(num_rows)
         for i in tl.static_range(COUNT):
-            if (chunk >= FIRST_CHUNK[i]) & (chunk < FIRST_CHUNK[i] + CHUNKS[i]):
-                target = as_words(targets[i].to(tl.int64), BYTES[i])
-                output = as_words(outputs[i].to(tl.int64), BYTES[i])
-                begin = (chunk - FIRST_CHUNK[i]) * CHUNK_WORDS[i]
-                end = tl.minimum(begin + CHUNK_WORDS[i], WORDS[i])
-                if COLUMNS[i] * ROWS <= 2048:
-                    move_tile(target, output, row, place, begin, end, WORDS[i], COLUMNS[i])
-                else:
-                    move_rows(target, output, first, stride, place, begin, end, WORDS[i], COLUMNS[i], ROWS)
-        tl.debug_barrier()  # each warp reads the flags for itself: none may store them before all have
-        tl.store(flag, kept.to(tl.uint8), mask=inside & (kept != holds))
+            programs = tl.cdiv(padded, ROWS[i]) * TILES[i]
+            if (program >= 0) & (program < programs):
+                at = (program // TILES[i]) * ROWS[i] + tl.arange(0, ROWS[i])
+                row = tl.load(rows + at, mask=at < padded, other=0)
+                moves = (at < real) & (row < max_rows)
+                column = (program % TILES[i]) * COLUMNS[i] + tl.arange(0, COLUMNS[i])
+                inside = (column < WORDS[i])[None, :]
+                source = as_words(outputs[i].to(tl.int64), BYTES[i]) + at.to(tl.int64)[:, None] * WORDS[i]
+                words = tl.load(source + column[None, :], mask=(at < padded)[:, None] & inside, other=0)
+                target = as_words(targets[i].to(tl.int64), BYTES[i]) + row[:, None] * WORDS[i] + column[None, :]
+                tl.store(target, words, mask=moves[:, None] & inside)
+                if program % TILES[i] == 0:
+                    tl.store(written + i * max_rows + row, 1, mask=moves)
+            program -= programs
 
 
 def _layouts(tensors: Sequence[torch.Tensor]) -> list[RowLayout]:
@@ -166,20 +162,8 @@ def gather_rows_(
     the device. One launch, whose grid depends on `padded` alone (B2).
     """
     layouts = _layouts(buffers)
-    programs = sum(-(-padded // layout.gather_rows) * layout.gather_chunks for layout in layouts)
-    gather_rows_kernel[(programs,)](
-        tuple(buffers),
-        addresses,
-        rows,
-        num_rows,
-        padded,
-        COUNT=len(layouts),
-        BYTES=tuple(layout.word_bytes for layout in layouts),
-        WORDS=tuple(layout.words for layout in layouts),
-        ROWS=tuple(layout.gather_rows for layout in layouts),
-        COLUMNS=tuple(layout.gather_columns for layout in layouts),
-        CHUNKS=tuple(layout.gather_chunks for layout in layouts),
-        num_warps=NUM_WARPS,
+    gather_rows_kernel[(sum(layout.programs(padded) for layout in layouts),)](
+        tuple(buffers), addresses, rows, num_rows, padded, **_tiles(layouts), num_warps=NUM_WARPS
     )
 
 
@@ -187,29 +171,42 @@ def scatter_rows_(
     targets: Sequence[torch.Tensor],
     written: torch.Tensor,
     outputs: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    num_rows: torch.Tensor,
     output_row_of: torch.Tensor,
 ) -> None:
-    """Put output row `output_row_of[t]` at row t of the targets, and clear rows that an earlier step wrote (L6).
+    """Put output row i < num_rows at row `rows[i]` of the targets, and clear rows that an earlier step wrote (L6).
 
-    `targets` and `outputs` are contiguous, of the same row shapes; `written` uint8 (chunks, target rows) are the flags
-    of BreakBuffers, `output_row_of` int32 (at least target rows,) with -1 for a row that was trimmed. One launch.
+    `targets` and `outputs` are contiguous, of the same row shapes; `written` uint8 (targets, target rows) are the flags
+    of BreakBuffers, `rows` int64 (at least output rows,), `num_rows` int32 (1,), `output_row_of` int32 (at least target
+    rows,) the inverse of `rows`, -1 for a row that was trimmed. One launch, whose grid depends on the sizes alone.
     """
     layouts = _layouts(targets)
-    chunks = [layout.chunks for layout in layouts]
-    num_rows = targets[0].shape[0]
-    scatter_rows_kernel[(triton.cdiv(num_rows, SCATTER_ROWS), sum(chunks))](
+    max_rows, padded = targets[0].shape[0], outputs[0].shape[0]
+    clearing = triton.cdiv(max_rows, CLEARED_ROWS) * len(layouts)
+    scatter_rows_kernel[(clearing + sum(layout.programs(padded) for layout in layouts),)](
         tuple(targets),
         tuple(outputs),
+        rows,
+        num_rows,
         output_row_of,
         written,
-        num_rows,
-        COUNT=len(layouts),
-        BYTES=tuple(layout.word_bytes for layout in layouts),
-        WORDS=tuple(layout.words for layout in layouts),
-        FIRST_CHUNK=tuple(sum(chunks[:index]) for index in range(len(chunks))),
-        CHUNKS=tuple(chunks),
-        CHUNK_WORDS=tuple(layout.chunk_words for layout in layouts),
-        COLUMNS=tuple(next_power_of_two(layout.chunk_words) for layout in layouts),
-        ROWS=SCATTER_ROWS,
+        max_rows,
+        padded,
+        **_tiles(layouts),
+        CLEARED_ROWS=CLEARED_ROWS,
+        CLEARED_COLUMNS=tuple(min(next_power_of_two(layout.words), CLEARED_WORDS) for layout in layouts),
         num_warps=NUM_WARPS,
     )
+
+
+def _tiles(layouts: Sequence[RowLayout]) -> dict[str, int | tuple[int, ...]]:
+    """What both kernels are compiled for."""
+    return {
+        "COUNT": len(layouts),
+        "BYTES": tuple(layout.word_bytes for layout in layouts),
+        "WORDS": tuple(layout.words for layout in layouts),
+        "ROWS": tuple(layout.rows for layout in layouts),
+        "COLUMNS": tuple(layout.columns for layout in layouts),
+        "TILES": tuple(layout.tiles for layout in layouts),
+    }

@@ -1,11 +1,11 @@
-"""How the kernels that move rows cut a row: words of a few bytes, tiles of rows and columns, chunks of columns."""
+"""How the kernels that move rows cut a row: words of a few bytes, tiles of rows and columns."""
 
 from __future__ import annotations
 
 import attrs
 
-TILE_WORDS = 1024
-"""Words that one program holds at a time: 8 KiB, four 16-byte loads for each of 128 threads."""
+TILE_WORDS = 512
+"""Words that one program holds at a time: 4 KiB, two 16-byte loads for each of 128 threads."""
 LEAST_COLUMNS = 128
 MOST_TILE_ROWS = 64
 
@@ -15,8 +15,7 @@ class RowLayout:
     """One tensor's row as the kernels see it, from its bytes alone.
 
     `word_bytes` is the largest of 8, 4 and 2 that divides the row, `words` how many there are. Two neighbouring words
-    of 8 bytes move as one access of 16 where `words` is even. A gather takes tiles of `gather_rows` × `gather_columns`
-    words, a scatter `chunks` of `chunk_words` columns, of which each has flags of its own.
+    of 8 bytes move as one access of 16 where `words` is even. Rows move in tiles of `rows` × `columns` words.
     """
 
     word_bytes: int
@@ -31,33 +30,24 @@ class RowLayout:
         return cls(word, row_bytes // word)
 
     @property
-    def gather_columns(self) -> int:
-        """Columns of a gather's tile: a power of two that divides the row, unless that would be too narrow."""
+    def columns(self) -> int:
+        """Columns of a tile: a power of two that divides the row, unless that would be too narrow."""
         divisor = self.words & -self.words
         return min(divisor if divisor >= LEAST_COLUMNS else next_power_of_two(self.words), TILE_WORDS)
 
     @property
-    def gather_rows(self) -> int:
-        """Rows of a gather's tile."""
-        return min(TILE_WORDS // self.gather_columns, MOST_TILE_ROWS)
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return min(TILE_WORDS // self.columns, MOST_TILE_ROWS)
 
     @property
-    def gather_chunks(self) -> int:
-        """Tiles side by side in a gathered row."""
-        return -(-self.words // self.gather_columns)
+    def tiles(self) -> int:
+        """Tiles side by side in a row."""
+        return -(-self.words // self.columns)
 
-    @property
-    def chunks(self) -> int:
-        """Column chunks of a scattered row."""
-        return -(-self.words // TILE_WORDS)
-
-    @property
-    def chunk_words(self) -> int:
-        """Words of a chunk, an even number unless the row is one chunk; the last chunk may have fewer."""
-        if self.chunks == 1:
-            return self.words
-        share = -(-self.words // self.chunks)
-        return share + share % 2
+    def programs(self, rows: int) -> int:
+        """Tiles of so many rows, the last ones with rows and columns to spare."""
+        return -(-rows // self.rows) * self.tiles
 
 
 def next_power_of_two(count: int) -> int:

@@ -15,7 +15,10 @@ ALIGNMENT = 16
 _library = torch.library.Library("replay_sim", "FRAGMENT")
 _library.define("store_addresses_(Tensor(a!) table, Tensor?[] inputs) -> ()")
 _library.define("gather_rows_(Tensor(a!)[] buffers, Tensor addresses, Tensor rows, Tensor num_rows, int padded) -> ()")
-_library.define("scatter_rows_(Tensor(a!)[] targets, Tensor(b!) written, Tensor[] outputs, Tensor output_row_of) -> ()")
+_library.define(
+    "scatter_rows_(Tensor(a!)[] targets, Tensor(b!) written, Tensor[] outputs, Tensor rows, Tensor num_rows,"
+    " Tensor output_row_of) -> ()"
+)
 _ops = torch.ops.replay_sim
 
 
@@ -49,13 +52,19 @@ def gather_by_address(
 
 
 def scatter_rows(
-    targets: Sequence[torch.Tensor], written: torch.Tensor, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor
+    targets: Sequence[torch.Tensor],
+    written: torch.Tensor,
+    outputs: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    num_rows: torch.Tensor,
+    output_row_of: torch.Tensor,
 ) -> None:
-    """Put output row `output_row_of[t]` at row t of every target, zero where it is -1 (L6), touching no other row.
+    """Put output row i < num_rows at row `rows[i]` of every target, zero elsewhere (L6), touching no other row.
 
-    `written` uint8 (chunks, target rows) says which rows may hold something; only these are cleared, so that the bytes
-    moved follow the kept rows. `output_row_of` int32 (at least target rows,). Raises ValueError for outputs and targets
-    of other shapes or dtypes, and a map that is too short.
+    `written` uint8 (targets, target rows) says which rows may hold something; only these are cleared, so that the bytes
+    moved follow the kept rows. `rows` int64 (at least output rows,) and `num_rows` int32 (1,) are read on the device,
+    as is `output_row_of` int32 (at least target rows,), the inverse of `rows`, -1 for a row without an output. Raises
+    ValueError for outputs and targets of other shapes or dtypes, and an index or a map that is too short.
     """
     if len(outputs) != len(targets):
         raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each")
@@ -67,7 +76,9 @@ def scatter_rows(
             )
     if output_row_of.shape[0] < targets[0].shape[0]:
         raise ValueError(f"output_row_of has {output_row_of.shape[0]} rows, the targets {targets[0].shape[0]}")
-    _ops.scatter_rows_.default(list(targets), written, list(outputs), output_row_of)
+    if rows.shape[0] < outputs[0].shape[0]:
+        raise ValueError(f"rows has {rows.shape[0]} entries for outputs of {outputs[0].shape[0]} rows")
+    _ops.scatter_rows_.default(list(targets), written, list(outputs), rows, num_rows, output_row_of)
 
 
 def _store_addresses_plainly(table: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> None:
@@ -93,14 +104,20 @@ def _rows_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
 
 
 def _scatter_plainly(
-    targets: Sequence[torch.Tensor], written: torch.Tensor, outputs: Sequence[torch.Tensor], output_row_of: torch.Tensor
+    targets: Sequence[torch.Tensor],
+    written: torch.Tensor,
+    outputs: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    num_rows: torch.Tensor,
+    output_row_of: torch.Tensor,
 ) -> None:
-    place = output_row_of[: targets[0].shape[0]].long()
-    kept = place >= 0
-    stale = written.amax(0).bool() & ~kept
-    for target, output in zip(targets, outputs, strict=True):
-        target[kept] = output[place[kept]]
-        target[stale] = 0
+    max_rows = targets[0].shape[0]
+    kept = output_row_of[:max_rows] >= 0
+    index = rows[: int(num_rows)]
+    fits = index < max_rows
+    for flags, target, output in zip(written, targets, outputs, strict=True):
+        target[flags.bool() & ~kept] = 0
+        target[index[fits]] = output[: index.shape[0]][fits]
     written.copy_(kept.expand_as(written))
 
 

@@ -85,9 +85,9 @@ def no_early_kv(decoder: Decoder, inputs: Any) -> None:
     """The first replay layer's KV of the whole batch is not written."""
 
 
-def scatter_without_clearing(targets: Any, written: torch.Tensor, outputs: Any, output_row_of: torch.Tensor) -> None:
+def scatter_without_clearing(targets: Any, written: torch.Tensor, outputs: Any, *index: torch.Tensor) -> None:
     fresh = torch.zeros_like(written)
-    row_ops.scatter_rows(targets, fresh, outputs, output_row_of)
+    row_ops.scatter_rows(targets, fresh, outputs, *index)
     written.copy_(fresh)
 
 

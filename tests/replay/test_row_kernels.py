@@ -8,7 +8,7 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from replay_sim.replay import row_kernels, row_ops
-from replay_sim.replay.row_layout import TILE_WORDS, RowLayout
+from replay_sim.replay.row_layout import MOST_TILE_ROWS, TILE_WORDS, RowLayout
 
 TOKENS, BUFFER_ROWS = 70, 40
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
@@ -109,10 +109,12 @@ def test_the_buffer_of_an_absent_input_is_cleared(moves, absent: int) -> None:
         assert not bool(buffer[0 if index == absent else 3 : 8].any())
 
 
-def index_map(kept: list[int], length: int, device: str) -> Tensor:
+def index(kept: list[int], length: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """A step's index with pads of -1, its length, and its inverse over `length` rows."""
+    rows = torch.tensor(kept + [-1] * (BUFFER_ROWS - len(kept)), dtype=I64)
     places = torch.full((length,), -1, dtype=I32)
     places[kept] = torch.arange(len(kept), dtype=I32)
-    return places.to(device)
+    return rows.to(device), torch.tensor([len(kept)], dtype=I32, device=device), places.to(device)
 
 
 @pytest.mark.sanitizer
@@ -120,17 +122,16 @@ def index_map(kept: list[int], length: int, device: str) -> Tensor:
 def test_scatters_one_after_the_other_leave_the_last_ones_rows_and_zeros(moves, contract) -> None:
     """L6: mixes that grow, shrink, move and end in nothing; the map may be longer than the targets."""
     targets = filled(contract, TOKENS, 0, moves.device)
-    chunks = sum(layout.chunks for layout in row_kernels._layouts(targets))
-    written = torch.zeros((chunks, TOKENS), dtype=torch.uint8, device=moves.device)
+    written = torch.zeros((len(targets), TOKENS), dtype=torch.uint8, device=moves.device)
     for seed, kept in enumerate([*KEPT.values(), KEPT["one row"], [0], []]):
         outputs = random_rows(contract, BUFFER_ROWS, seed, moves.device)
-        moves.scatter_rows_(targets, written, outputs, index_map(kept, TOKENS + 9, moves.device))
+        moves.scatter_rows_(targets, written, outputs, *index(kept, TOKENS + 9, moves.device))
         for target, output in zip(targets, outputs, strict=True):
             expected = torch.zeros_like(target)
             expected[kept] = output[: len(kept)]
             assert torch.equal(target, expected)
         expected_flags = [int(row in kept) for row in range(TOKENS)]
-        assert written.tolist() == [expected_flags] * chunks
+        assert written.tolist() == [expected_flags] * len(targets)
 
 
 @pytest.mark.sanitizer
@@ -141,7 +142,7 @@ def test_a_scatter_touches_no_row_that_its_flags_call_zero(moves) -> None:
     written = torch.zeros((1, TOKENS), dtype=torch.uint8, device=moves.device)
     target[30], target[31], written[0, 31] = 9, 9, 1
     moves.scatter_rows_(
-        targets, written, random_rows(contract, 2, 0, moves.device), index_map([4, 5], TOKENS, moves.device)
+        targets, written, random_rows(contract, 2, 0, moves.device), *index([4, 5], TOKENS, moves.device)
     )
     assert (
         bool((target[30] == 9).all())
@@ -156,27 +157,42 @@ def test_targets_of_any_number_of_rows_are_scattered_whole(moves, rows: int) -> 
     """L6: no multiple of what a program takes."""
     contract = CONTRACTS["hidden size 65, ids of int64"]
     targets = filled(contract, rows, 0, moves.device)
-    chunks = sum(layout.chunks for layout in row_kernels._layouts(targets))
     outputs = random_rows(contract, rows, 3, moves.device)
-    written = torch.zeros((chunks, rows), dtype=torch.uint8, device=moves.device)
-    moves.scatter_rows_(targets, written, outputs, index_map(list(range(rows)), rows, moves.device))
+    written = torch.zeros((len(targets), rows), dtype=torch.uint8, device=moves.device)
+    moves.scatter_rows_(targets, written, outputs, *index(list(range(rows)), rows, moves.device))
     assert all(torch.equal(*pair) for pair in zip(targets, outputs, strict=True))
 
 
+@pytest.mark.sanitizer
+@every_contract
+def test_an_outputs_pads_and_rows_beyond_the_targets_are_not_scattered(moves, contract) -> None:
+    """L6: outputs as long as the graph's size, poisoned beyond the kept rows; a batch may have more rows than targets."""
+    targets = filled(contract, 20, 0, moves.device)
+    written = torch.zeros((len(targets), 20), dtype=torch.uint8, device=moves.device)
+    kept, outputs = [3, 7, 25], poisoned(contract, BUFFER_ROWS, moves.device)
+    for output, values in zip(outputs, random_rows(contract, 3, 5, moves.device), strict=True):
+        output[:3] = values
+    rows, count, places = index(kept, TOKENS, moves.device)
+    moves.scatter_rows_(targets, written, outputs, rows, count, places)
+    for target, output in zip(targets, outputs, strict=True):
+        expected = torch.zeros_like(target)
+        expected[3], expected[7] = output[0], output[1]
+        assert torch.equal(target, expected)
+    assert written.tolist() == [[int(row in kept) for row in range(20)]] * len(targets)
+
+
 @pytest.mark.parametrize("row_bytes", [2, 4, 8, 10, 16, 64, 130, 520, 1024, 8192, 10240, 40960, 16464])
-def test_tiles_and_chunks_cover_a_row_once(row_bytes: int) -> None:
-    """Every word lies in one gather tile and in one scatter chunk, and words fill the row."""
+def test_tiles_cover_a_row_once(row_bytes: int) -> None:
+    """Every word lies in one tile, words fill the row, and a tile is no more than a program holds."""
     layout = RowLayout.of(row_bytes)
     assert layout.word_bytes * layout.words == row_bytes and layout.word_bytes in (2, 4, 8)
-    assert (
-        (layout.gather_chunks - 1) * layout.gather_columns
-        < layout.words
-        <= layout.gather_chunks * layout.gather_columns
-    )
-    assert (layout.chunks - 1) * layout.chunk_words < layout.words <= layout.chunks * layout.chunk_words
-    assert layout.gather_columns & (layout.gather_columns - 1) == 0 < layout.gather_rows
-    assert max(layout.gather_columns * layout.gather_rows, layout.chunk_words) <= TILE_WORDS
-    assert layout.chunks == 1 or layout.words % 2 or layout.chunk_words % 2 == 0, "chunks begin at 16 bytes"
+    assert (layout.tiles - 1) * layout.columns < layout.words <= layout.tiles * layout.columns
+    assert layout.columns & (layout.columns - 1) == 0 < layout.rows
+    assert layout.columns * layout.rows <= TILE_WORDS
+    assert layout.words * layout.rows >= TILE_WORDS // 2 or layout.rows == MOST_TILE_ROWS or layout.tiles > 1
+    for rows in (0, 1, layout.rows, layout.rows + 1):
+        blocks = [range(first, first + layout.rows) for first in range(0, rows, layout.rows)]
+        assert layout.programs(rows) == layout.tiles * len(blocks)
 
 
 @pytest.mark.parametrize("row_bytes", [0, 1, 5])
@@ -197,17 +213,19 @@ def test_an_input_that_the_kernel_cannot_read_is_named() -> None:
 
 def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_written() -> None:
     """B3."""
-    targets, written, places = [torch.zeros(6, 4)], torch.zeros(1, 6, dtype=torch.uint8), index_map([1], 6, "cpu")
+    targets, written = [torch.zeros(6, 4)], torch.zeros(1, 6, dtype=torch.uint8)
+    rows, count, places = index([1], 6, "cpu")
     fine = torch.ones(2, 4)
-    for outputs, at, message in (
-        ([fine, fine], places, "2 outputs for 1 targets"),
-        ([fine.double()], places, "output 0 is torch.float64"),
-        ([torch.ones(2, 5)], places, "output 0 is .* shape"),
-        ([torch.ones(4, 2).t()], places, "output 0 is .* strides"),
-        ([fine], places[:5], "output_row_of has 5 rows, the targets 6"),
+    for outputs, of, at, message in (
+        ([fine, fine], rows, places, "2 outputs for 1 targets"),
+        ([fine.double()], rows, places, "output 0 is torch.float64"),
+        ([torch.ones(2, 5)], rows, places, "output 0 is .* shape"),
+        ([torch.ones(4, 2).t()], rows, places, "output 0 is .* strides"),
+        ([fine], rows, places[:5], "output_row_of has 5 rows, the targets 6"),
+        ([fine], rows[:1], places, "rows has 1 entries for outputs of 2 rows"),
     ):
         with pytest.raises(ValueError, match=message):
-            row_ops.scatter_rows(targets, written, outputs, at)
+            row_ops.scatter_rows(targets, written, outputs, of, count, at)
     assert not bool(targets[0].any()) and not bool(written.any())
 
 

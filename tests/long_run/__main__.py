@@ -1,4 +1,4 @@
-"""The long run: steps of random worlds by number and seed; prints what was covered, and every failure shrunk."""
+"""The long run: steps of random worlds by number and seed; prints what was covered, failures, the first one shrunk."""
 
 import platform
 import sys
@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import click
 import torch
-from long_run.runs import Report, possible_paths, quiet, run_worlds
+from long_run.runs import Report, possible_paths, quiet, run_seed, run_worlds
 from tabulate import tabulate
 from tqdm import tqdm
 
@@ -21,10 +21,16 @@ def main(steps: int, seed: int, workers: int, device: str) -> None:
     """Run at least so many steps, and exit with 1 if any was wrong."""
     quiet()
     with tqdm(total=steps, unit="step") as bar:
-        report = run_worlds(seed, steps, bar.update, workers=workers, device=device)
-    for failure in report.failures:
-        click.echo(failure, err=True)
+
+        def tell(of_world: Report) -> None:
+            bar.update(of_world.tally.steps)
+            for failure in of_world.failures.values():
+                bar.write(failure, sys.stderr)
+
+        report = run_worlds(seed, steps, tell, workers=workers, device=device)
     click.echo(summary(report, seed, device))
+    for failed in sorted(report.failures)[:1]:
+        click.echo(run_seed(failed, device, shrink=True).failures.get(failed), err=True)
     sys.exit(bool(report.failures))
 
 

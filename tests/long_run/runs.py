@@ -1,4 +1,4 @@
-"""Runs of random worlds: histories of each, until so many steps ran; what was covered, and every failure shrunk."""
+"""Runs of random worlds: histories of each, until so many steps ran; what was covered, and every failure."""
 
 import gc
 import time
@@ -31,18 +31,18 @@ WITH_REPLAY_BATCH = ("GRAPH", "NO_SIZES", "TOO_MANY_ROWS", "NOT_CAPTURED")
 
 @attrs.define
 class Report:
-    """What ran: counts and paths, worlds, each failure with the shortest history that shows it; processor seconds."""
+    """What ran: counts and paths, worlds, by seed each failure with the history that showed it; processor seconds."""
 
     tally: Tally = attrs.field(factory=Tally)
     worlds: int = 0
-    failures: list[str] = attrs.field(factory=list)
+    failures: dict[int, str] = attrs.field(factory=dict)
     seconds: float = 0.0
 
     def add(self, other: "Report") -> None:
         """Add what another says."""
         self.tally.add(other.tally)
         self.worlds += other.worlds
-        self.failures += other.failures
+        self.failures |= other.failures
         self.seconds += other.seconds
 
 
@@ -71,21 +71,21 @@ def possible_paths() -> set[Path]:
 def run_worlds(
     first_seed: int,
     steps: int,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[Report], None] = lambda of_world: None,
     *,
     workers: int = 1,
     device: str = "cpu",
 ) -> Report:
     """Run the worlds of `first_seed` and on until `steps` steps ran right; a failure ends its world alone.
 
-    `progress` is told the steps of each world. With several `workers`, processes run worlds beside each other and are
+    `progress` is told of each world. With several `workers`, processes run worlds beside each other and are
     taken in the order of their seeds, so that the same steps and seed give the same report with any number.
     """
     report, worlds = Report(), _worlds(count(first_seed), workers, partial(run_seed, device=device))
     while report.tally.steps < steps:
         of_world = next(worlds)
         report.add(of_world)
-        progress(of_world.tally.steps)
+        progress(of_world)
     worlds.close()
     return report
 
@@ -113,14 +113,14 @@ def quiet() -> None:
     gc.freeze()
 
 
-def run_seed(seed: int, device: str = "cpu") -> Report:
-    """Run the world of a seed; a failure is in the report."""
+def run_seed(seed: int, device: str = "cpu", *, shrink: bool = False) -> Report:
+    """Run the world of a seed; a failure is in the report, shrunk if asked, for which Hypothesis takes 5 minutes."""
     report, begin = Report(worlds=1), time.process_time()
     tally = Tally()
     try:
-        run_world(draw_world(seed), tally, _backend(device))
+        run_world(draw_world(seed), tally, _backend(device), shrink)
     except Exception as error:
-        report.failures.append(f"world {seed}\n" + "".join(traceback.format_exception(error)))
+        report.failures[seed] = f"world {seed}\n" + "".join(traceback.format_exception(error))
     else:
         report.tally.add(tally)
     gc.collect()
@@ -136,7 +136,7 @@ def _backend(device: str) -> CaptureBackend:
     return CudaBackend()
 
 
-def run_world(world: World, tally: Tally, backend: CaptureBackend) -> None:
+def run_world(world: World, tally: Tally, backend: CaptureBackend, shrink: bool) -> None:
     """Capture the graphs of one world and serve histories; raises what fails first, with the history that shows it."""
     served = Served(world, build(world, backend), tally)
 
@@ -146,7 +146,7 @@ def run_world(world: World, tally: Tally, backend: CaptureBackend) -> None:
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        phases=(hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])),
     )
     @given(histories(world))
     def every_step_is_right(history: list[Step]) -> None:

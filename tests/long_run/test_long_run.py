@@ -2,6 +2,7 @@
 
 import pytest
 from long_run.runs import Report, possible_paths, run_worlds
+from long_run.served import Served
 
 STEPS, FIRST_SEED = 2000, 1
 LEAST_PATHS = 80
@@ -14,7 +15,7 @@ def report() -> Report:
 
 def test_every_step_of_random_histories_is_right(report: Report) -> None:
     """S1-S8, L2-L7, G1-G5, D1-D4, X1, X2, B2: `make long-run` runs as many as it is asked for."""
-    assert not report.failures, report.failures[0]
+    assert not report.failures, "\n".join(report.failures.values())
     assert report.tally.steps >= STEPS
 
 
@@ -31,3 +32,20 @@ def test_the_steps_meet_what_goes_wrong(report: Report) -> None:
     counts = report.tally.counts
     for what in ("with poison", "beside another rank", "interrupted", "refused", "compared with float64"):
         assert counts[what] >= 20, what
+
+
+def test_a_world_that_fails_is_reported_with_its_history_and_the_next_ones_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure stops no other world, so that one run finds all of them."""
+    check = Served.finish
+
+    def finish(self: Served) -> None:
+        check(self)
+        assert self.world.seed != FIRST_SEED, "planted"
+
+    monkeypatch.setattr(Served, "finish", finish)
+    told: list[Report] = []
+    report = run_worlds(FIRST_SEED, 20, told.append)
+    assert [of_world.worlds for of_world in told] == [1] * report.worlds and report.worlds > 1
+    assert list(report.failures) == [FIRST_SEED] and told[0].failures == report.failures
+    assert all(part in report.failures[FIRST_SEED] for part in ("planted", "history=[Step(asks="))
+    assert told[0].tally.steps == 0 and report.tally.steps >= 20

@@ -11,19 +11,26 @@ from replay_sim.explore.sweep_points import GROUP_POINTS, SCHEDULE, by_schedule,
 BAD = {
     "window": ["'window'", "NAME=VALUES"],
     "window=": ["'window='", "NAME=VALUES"],
-    "=64": ["''", "window"],
-    "windw=64": ["'windw'", "did you mean 'window'"],
-    "window=64,,128": ["window=''", "NAME=VALUES"],
-    "window=big": ["window='big'", "NAME=VALUES"],
-    "window=-64": ["window='-64'"],
-    "window=1.5": ["window='1.5'"],
+    "=64": ["'=64'", "NAME=VALUES"],
+    "windw=64": ["no axis 'windw'", "did you mean 'window'"],
+    "cudagraph_capture_sizes=8": ["cudagraph_capture_sizes is a setting of CONFIG and no axis; axes are window, "],
+    "window=64,,128": ["window='64,,128' has an empty value"],
+    "window=big": ["window='big'", "an integer from 1 to 1048576, or a range START:STOP:STEP"],
+    "window=-64": ["window='-64'", "from 1 to"],
+    "window=1.5": ["window='1.5'", "an integer"],
+    "window=0": ["window='0'", "from 1 to 1048576"],
+    "window=9999999999": ["window='9999999999'", "from 1 to 1048576"],
+    "num_speculative_tokens=1025": ["num_speculative_tokens='1025'", "from 0 to 1024"],
     "window=64:128": ["window='64:128'", "8:256:8"],
     "window=128:64:8": ["window=128:64:8", "START"],
     "window=64:128:0": ["window=64:128:0", "STEP"],
-    "window=1:900000000:1": ["window", "more than 100,000 values"],
+    "window=1:900000000:1": ["window='1:900000000:1'", "from 1 to 1048576"],
+    "window=1:1000000:1": ["window", "more than 100,000 values"],
     "window=64,128,64": ["window", "64 twice"],
     "plan=default,default": ["plan", "'default' twice"],
-    "plan=,eager": ["plan=''"],
+    "plan=,eager": ["plan=',eager' has an empty value"],
+    "cudagraph_mode=FULL,full": ["cudagraph_mode", "'FULL' twice"],
+    "cudagraph_mode=PIECEWIZE": ["cudagraph_mode='PIECEWIZE'", "one of NONE, PIECEWISE, ", "did you mean 'PIECEWISE'"],
 }
 
 
@@ -41,7 +48,9 @@ def test_an_axis_is_given_once() -> None:
 
 
 def test_lists_and_ranges_mean_their_values_in_order_the_end_among_them() -> None:
-    axes = parse_grid(["window=256,64:192:64", "max_num_seqs=8:30:8", "plan=eager,optimal-4", "cudagraph_mode=NONE"])
+    axes = parse_grid(
+        ["window=256,64:192:64", "max_num_seqs=8:30:8", " plan = eager, optimal-4", "cudagraph_mode=none"]
+    )
     assert axes == {
         "window": (256, 64, 128, 192),
         "max_num_seqs": (8, 16, 24),

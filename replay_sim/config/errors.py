@@ -12,8 +12,8 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint such as `; did you mean 'window'?`, which always names the closest of `known`."""
+    """Return a hint such as `; did you mean 'window'?` with the closest of `known`; empty if none is alike."""
     import difflib
 
-    matches = difflib.get_close_matches(name[:200], known, n=1, cutoff=0.0)
+    matches = difflib.get_close_matches(name[:200], known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

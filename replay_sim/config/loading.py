@@ -24,7 +24,7 @@ def config_from_mapping(settings: Mapping[str, Any]) -> ServingConfig:
     keys of `DESCRIPTIVE_KEYS` say where the settings come from and are not looked at.
 
     Raises:
-        ConfigError: an unknown key (named with the nearest known one), or a value that is not allowed.
+        ConfigError: an unknown key (named with the nearest known one, if one is alike), or a value that is not allowed.
     """
     known = [field.name for field in attrs.fields(ServingConfig)]
     for key in settings:

@@ -111,8 +111,9 @@ def test_a_maximum_that_is_not_the_largest_explicit_size_is_refused_as_the_engin
 def test_an_unknown_key_is_named_with_the_nearest_known_one() -> None:
     with pytest.raises(ConfigError, match="unknown key 'max_num_sequences'; did you mean 'max_num_seqs'"):
         config_from_mapping({"max_num_sequences": 4})
-    with pytest.raises(ConfigError, match="unknown key 'zz'"):
-        config_from_mapping({"zz": 4})
+    for name in ("zz", "temperature", "model_family_name_of_nothing_known_here"):
+        with pytest.raises(ConfigError, match=f"unknown key '{name}'$"):
+            config_from_mapping({name: 4})
 
 
 def test_a_null_is_not_set_but_for_the_threshold_where_it_means_never() -> None:

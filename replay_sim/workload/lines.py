@@ -41,13 +41,15 @@ def csv_fields(path: Path, number: int, text: str) -> list[str]:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """The named columns of a CSV file, line by line; TraceError for a missing column or field."""
+    """The named columns of a CSV file, line by line; TraceError for a missing column or field, or one given twice."""
     lines = read_lines(path)
     number, text = next(lines, (1, ""))
     header = csv_fields(path, number, text) if text else []
     for name in names:
         if name not in header:
             raise TraceError(path, number, "header", f"a column {name}", text)
+        if header.count(name) > 1:
+            raise TraceError(path, number, "header", f"one column {name}", text)
     indices = [header.index(name) for name in names]
     for number, text in lines:
         fields = csv_fields(path, number, text)

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from replay_sim.workload.kv_blocks import blocks_for
 from replay_sim.workload.lines import MAX_REQUESTS, Path, check_count, collect, read_lines
+from replay_sim.workload.prefix_cache import PREFIX_BLOCK_SIZE
 from replay_sim.workload.trace import MAX_ARRIVAL_S, TraceError, TraceRequest
 
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -33,16 +35,16 @@ def _requests(path: Path) -> Iterator[tuple[int, TraceRequest]]:
             raise TraceError(path, number, "timestamp", expected, stamp)
         prompt_tokens = check_count(path, number, "input_length", fields["input_length"], 1)
         output_tokens = check_count(path, number, "output_length", fields["output_length"], 0)
-        hashes = _hashes(path, number, fields["hash_ids"])
+        hashes = _hashes(path, number, fields["hash_ids"], prompt_tokens)
         yield number, TraceRequest(arrival, prompt_tokens, output_tokens, str(index), hashes)
 
 
 def _object(path: Path, number: int, text: str) -> dict[str, Any]:
     """The line as a JSON object that has all fields."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, number, "line", "a JSON object", text) from error
+        raise TraceError(path, number, "line", "a JSON object, each key once", text) from error
     if not isinstance(value, dict):
         raise TraceError(path, number, "line", "a JSON object", text)
     for field in FIELDS:
@@ -58,8 +60,20 @@ def _milliseconds(path: Path, number: int, value: object) -> float:
     return value
 
 
-def _hashes(path: Path, number: int, value: object) -> tuple[int, ...]:
-    """A list of integers."""
+def _hashes(path: Path, number: int, value: object, prompt_tokens: int) -> tuple[int, ...]:
+    """A list of integers, one for each block of the prompt."""
+    blocks = blocks_for(prompt_tokens, PREFIX_BLOCK_SIZE)
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise TraceError(path, number, "hash_ids", "a list of integers", value)
+    if len(value) != blocks:
+        expected = f"{blocks} integers, one for each {PREFIX_BLOCK_SIZE} of {prompt_tokens} tokens"
+        raise TraceError(path, number, "hash_ids", expected, f"{len(value)} of them")
     return tuple(value)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values; ValueError for a key that is given twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key is given twice")
+    return fields

@@ -62,6 +62,8 @@ def test_a_csv_of_lengths_is_read_and_all_requests_arrive_at_once(tmp_path, head
 @pytest.mark.parametrize(
     ("content", "line", "field", "expected"),
     [
+        ("prompt_tokens,output_tokens,prompt_tokens\n1,2,3\n", 1, "header", "one column prompt_tokens"),
+        (AZURE.replace("\r", ",ContextTokens\r") + AZURE_ROWS, 1, "header", "one column ContextTokens"),
         ("", 1, "header", "TIMESTAMP,ContextTokens,GeneratedTokens"),
         ("a,b\n1,2\n", 1, "header", "prompt_tokens,output_tokens"),
         ("prompt_tokens,b\n1,2\n", 1, "header", "prompt_tokens,output_tokens"),
@@ -90,6 +92,10 @@ def test_a_csv_of_lengths_is_read_and_all_requests_arrive_at_once(tmp_path, head
         (json.dumps(MOONCAKE | {"timestamp": 10**400}), 1, "timestamp", "milliseconds"),
         (json.dumps(MOONCAKE | {"input_length": True}), 1, "input_length", "integer from 1"),
         (json.dumps(MOONCAKE | {"output_length": 5.0}), 1, "output_length", "integer from 0"),
+        (json.dumps(MOONCAKE)[:-1] + ', "input_length": 9}', 1, "line", "each key once"),
+        (json.dumps(MOONCAKE | {"hash_ids": [1]}), 1, "hash_ids", "2 integers, one for each 512 of 700 tokens"),
+        (json.dumps(MOONCAKE | {"hash_ids": []}), 1, "hash_ids", "2 integers"),
+        (json.dumps(MOONCAKE | {"input_length": 1024, "hash_ids": [1, 2, 3]}), 1, "hash_ids", "2 integers"),
         (json.dumps(MOONCAKE | {"hash_ids": 3}), 1, "hash_ids", "a list of integers"),
         (json.dumps(MOONCAKE | {"hash_ids": [1, "a"]}), 1, "hash_ids", "a list of integers"),
         (json.dumps(MOONCAKE) + "\n" + json.dumps(MOONCAKE | {"timestamp": 1}), 2, "timestamp", "the first"),

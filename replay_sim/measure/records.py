@@ -25,8 +25,9 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     ),
     "region": frozenset(
         "form rows tokens num_reqs num_replay_layers num_local_experts graph_launches host_us device_us p10 p90 n "
-        "layers_us beyond_us moved_us".split()
+        "host_p10 control_us control_p10 layers_us beyond_us moved_us".split()
     ),
+    "kernels": frozenset("op rows device_us p10 p90 n bytes loaded_bytes flops limit_us".split()),
     "pool": frozenset("arrangement order group reserved_bytes predicted_bytes".split()),
     "capture": frozenset("plan num_graphs num_segments seconds reserved_bytes".split()),
     "steps": frozenset(
@@ -101,9 +102,10 @@ class Record:
 
     @property
     def file_name(self) -> str:
-        """The name of its file: its kind, the subject in its settings, the device."""
+        """The name of its file: its kind, the subject in its settings and its variant if it has one, the device."""
         device = str(self.environment["gpu"] or "cpu").lower().replace(" ", "-")
-        return f"{self.kind}-{self.settings['subject']}-{device}.json"
+        parts = (self.kind, self.settings["subject"], self.settings.get("variant"), device)
+        return "-".join(str(part) for part in parts if part is not None) + ".json"
 
     @property
     def provenance(self) -> str:

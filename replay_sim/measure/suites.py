@@ -16,7 +16,8 @@ from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.laptop import measure_laptop
 from replay_sim.measure.pool_runs import measure_pool, pool_cases
 from replay_sim.measure.records import Point, Record, write_record
-from replay_sim.measure.replay_region import region_points
+from replay_sim.measure.region_kernels import measure_kernels
+from replay_sim.measure.replay_region import region_notes, region_points
 from replay_sim.measure.row_movement import measure_movement
 from replay_sim.measure.run_steps import RunReport, default_shape, execute_steps, make_backend
 from replay_sim.measure.step_points import flat_record
@@ -130,9 +131,19 @@ def _record(request: MeasureRequest, kind: str, settings: dict[str, object], poi
     )
 
 
-def _plan_settings(request: MeasureRequest) -> dict[str, object]:
-    """What the records of one config's graphs share."""
-    return {"subject": request.subject, "model": request.shape.name, "window": request.shape.window}
+def _plan_settings(request: MeasureRequest, *variant: str) -> dict[str, object]:
+    """What the records of one config's graphs share, and a variant where they are not of all that is usual.
+
+    It says which part was measured, and the decoder if that is not the device's own: such a record has its own file.
+    """
+    usual = default_shape(request.backend, request.shape.window)
+    parts = [*([] if request.shape.name == usual.name else [request.shape.name]), *variant]
+    settings: dict[str, object] = {
+        "subject": request.subject,
+        "model": request.shape.name,
+        "window": request.shape.window,
+    }
+    return settings | ({"variant": "-".join(parts)} if parts else {})
 
 
 def _run(request: MeasureRequest) -> tuple[list[Record], str]:
@@ -175,7 +186,8 @@ def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
         histories=request.histories,
     )
     points, summary = measure_pool(cases, progress_bar)
-    return [_record(request, "pool", _plan_settings(request), points)], summary
+    only = [request.arrangement.value] if request.arrangement else []
+    return [_record(request, "pool", _plan_settings(request, *only), points)], summary
 
 
 def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
@@ -207,11 +219,15 @@ def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
 
 
 def _region(request: MeasureRequest) -> tuple[list[Record], str]:
-    """The replay region in each form, and a `capture` record of what each form takes to capture."""
+    """The replay region in each form, a `capture` record of what each form takes to capture, and its kernels."""
     regions, captures, summary = region_points(request.shape, request.backend, request.seed)
+    request.backend.empty_cache()
+    kernels, rates, table = measure_kernels(request.shape, request.backend, request.seed)
     settings: dict[str, object] = {"subject": request.shape.name, "window": request.shape.window}
     forms = _record(request, "capture", settings | {"subject": f"{request.shape.name}-replay-forms"}, captures)
-    return [_record(request, "region", settings, regions), forms], summary
+    measured = _record(request, "kernels", settings | rates, kernels)
+    region = _record(request, "region", settings | {"notes": region_notes(regions)}, regions)
+    return [region, forms, measured], f"{summary}\n\n{table}"
 
 
 def _laptop(request: MeasureRequest) -> tuple[list[Record], str]:

@@ -136,17 +136,36 @@ def test_the_pool_record_is_of_the_arrangement_that_was_asked_for(request_, tmp_
     ((path, summary),) = run_suites(["pool"], request_, tmp_path)
     (case,) = asked
     assert (case.config, case.shape, case.backend, case.seed) == (request_.config_name, "tiny", "host", 3)
-    assert (path.name, summary) == ("pool-small-cpu.json", "a table")
-    assert read_record(path).settings == {"subject": "small", "model": "tiny", "window": 8}
+    assert (path.name, summary) == ("pool-small-shared-cpu.json", "a table")
+    settings = {"subject": "small", "model": "tiny", "window": 8, "variant": "shared"}
+    assert read_record(path).settings == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"arrangement": None}, "pool-small-cpu.json"),
+        ({"arrangement": PoolSharing.OWN_STREAM}, "pool-small-own_stream-cpu.json"),
+        ({"arrangement": None, "shape": FLASH_RANK}, "pool-small-flash-rank-cpu.json"),
+        ({"shape": FLASH_RANK}, "pool-small-flash-rank-shared-cpu.json"),
+    ],
+)
+def test_a_record_of_one_arrangement_or_another_decoder_does_not_take_the_place_of_the_whole(
+    changes: dict, name: str, request_, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(suites, "measure_pool", lambda *_: ([], "a table"))
+    ((path, _),) = run_suites(["pool"], attrs.evolve(request_, **changes), tmp_path)
+    assert path.name == name
 
 
 def test_the_movement_record_is_of_the_decoder(request_, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("replay_sim.measure.row_movement.ROWS", (3,))
+    monkeypatch.setattr("replay_sim.measure.row_movement.ROWS", (3, 5))
     monkeypatch.setattr("replay_sim.measure.row_movement._copy_bandwidth", lambda device: 1e9)
     ((path, _),) = run_suites(["movement"], request_, tmp_path)
     record = read_record(path)
     assert path.name == "movement-tiny-cpu.json" and record.seed == 3
-    assert record.settings == {"subject": "tiny", "copy_bandwidth_gbps": 1.0, "input_sets": 3}
+    assert record.settings.keys() == {"subject", "copy_bandwidth_gbps", "input_sets", "notes"}
+    assert (record.settings["subject"], record.settings["copy_bandwidth_gbps"]) == ("tiny", 1.0)
 
 
 def test_a_suite_that_fails_leaves_the_records_before_it_whole_and_none_of_its_own(
@@ -159,15 +178,20 @@ def test_a_suite_that_fails_leaves_the_records_before_it_whole_and_none_of_its_o
     monkeypatch.setitem(suites.SUITES, "run", fails)
     with pytest.raises(ValueError, match="does not fit"):
         list(run_suites(["pool", "run"], request_, tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["pool-small-cpu.json"]
-    assert read_record(tmp_path / "pool-small-cpu.json").points == []
+    assert [path.name for path in tmp_path.iterdir()] == ["pool-small-shared-cpu.json"]
+    assert read_record(tmp_path / "pool-small-shared-cpu.json").points == []
 
 
 def test_the_region_suite_writes_the_regions_and_the_captures_of_the_forms(request_, tmp_path, monkeypatch) -> None:
-    region = dict.fromkeys(REQUIRED_POINT_KEYS["region"], 1)
-    capture = dict.fromkeys(REQUIRED_POINT_KEYS["capture"], 2)
-    monkeypatch.setattr("replay_sim.measure.suites.region_points", lambda *_: ([region], [capture], "a table"))
+    points = {kind: dict.fromkeys(REQUIRED_POINT_KEYS[kind], 1) for kind in ("region", "capture", "kernels")}
+    made = [points["region"]], [points["capture"]], "a table"
+    monkeypatch.setattr("replay_sim.measure.suites.region_points", lambda *_: made)
+    monkeypatch.setattr(
+        "replay_sim.measure.suites.measure_kernels", lambda *_: ([points["kernels"]], {"notes": ["one"]}, "another")
+    )
     written = list(run_suites(["region"], request_, tmp_path))
-    assert [path.name for path, _ in written] == ["region-tiny-cpu.json", "capture-tiny-replay-forms-cpu.json"]
-    assert written[0][1] == "a table"
-    assert [read_record(path).points for path, _ in written] == [[region], [capture]]
+    names = ["region-tiny-cpu.json", "capture-tiny-replay-forms-cpu.json", "kernels-tiny-cpu.json"]
+    assert [path.name for path, _ in written] == names
+    assert written[0][1] == "a table\n\nanother"
+    assert [read_record(path).points for path, _ in written] == [[points[kind]] for kind in points]
+    assert read_record(tmp_path / names[2]).settings["notes"] == ["one"]

@@ -77,18 +77,17 @@ def _speedup(found: Evidence) -> Iterator[str]:
     if chosen:
         where = ", ".join(map(_prompt, chosen[:1] + chosen[1:][-1:]))
         takes = "takes" if run else "would take, if this config ran prompts so,"
+        measured = any(one.eager.kind is CellKind.MEASURED for one in chosen)
+        on = f"; {'; '.join(sorted({one.provenance for _, one in found.drawn}))}" if measured else ""
         yield (
             f"“{ARM_LOOKS[found.arm].label}” {takes} of replay off's time {where}; one prompt a step, "
-            f"{found.job.shape.num_local_experts} experts a rank."
+            f"{found.job.shape.num_local_experts} experts a rank{on}."
         )
 
 
 def _prompt(one: PromptTimes) -> str:
     cell = one.eager
-    if cell.kind is CellKind.MEASURED:
-        source = f"measured on {cell.source.removeprefix('measured, ').split(',')[0]}"
-    else:
-        source = cell.kind.value
+    source = ", ".join(cell.source.split(", ")[:2]) if cell.kind is CellKind.MEASURED else cell.kind.value
     return f"{cell.ratio:.1%} at {one.tokens:,} tokens ({source})"
 
 
@@ -97,7 +96,7 @@ def _threshold(found: Evidence) -> Iterator[str]:
     if isinstance(at, str):
         yield f"No curve says from where on the break pays: {at}."
     else:
-        yield crossing_words(at)
+        yield crossing_words(found, at)
         yield config_words(found, at)
 
 

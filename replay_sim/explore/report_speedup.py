@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
 from replay_sim.explore.arms import ARM_LOOKS
-from replay_sim.explore.evidence import BASE, Evidence, PromptTimes
+from replay_sim.explore.evidence import BASE, DRAWN_KEYS, Evidence, PromptTimes
 from replay_sim.explore.figures_speedup import published_figure, relative_figure
 from replay_sim.explore.published import TTFT_SOURCE, ttft_table
 from replay_sim.explore.report_parts import Drawing, Heading, Part, Section, Table, Words, frame_table, sentence
@@ -57,17 +57,18 @@ def _measured(found: Evidence, experts: int) -> Iterator[Part]:
     yield frame_table(title, _named(percent_table(run, "step_us", "num_tokens", BASE)))
     yield Words(sentence(source_of(run)), is_source=True)
     if found.gpu == PUBLISHED_GPU:
-        yield from _published(found, steps, tuple(sorted({min(compared), count})))
+        yield from _published(found, {number: compared[number] for number in sorted({min(compared), count})})
 
 
-def _published(found: Evidence, steps: pd.DataFrame, experts: tuple[int, ...]) -> Iterator[Part]:
-    prefills = _table(found, "prefill")
-    sweep = steps[steps["sweep"] == "experts"]
+def _published(found: Evidence, runs: Mapping[int, pd.DataFrame]) -> Iterator[Part]:
+    """Our runs, by experts, and whole prefills beside the published times."""
+    prefills = _longest_run(_table(found, "prefill"))
+    sweep = pd.concat(runs.values())
     names = {*sweep.record, *prefills.record}
     where = "; ".join(sorted({one.provenance for name, one in found.drawn if name in names}))
     source = f"{where}; {', '.join(sorted(names))}"
     yield Heading("What others published")
-    yield Drawing("published", published_figure(sweep, prefills, experts, source))
+    yield Drawing("published", published_figure(sweep, prefills, tuple(runs), source))
     table = ttft_table().rename(columns=lambda name: name.replace("_", " "))
     yield frame_table("Published: milliseconds to the first token, and % of replay off", table)
     yield Words(sentence(f"published: {TTFT_SOURCE}"), is_source=True)
@@ -151,12 +152,21 @@ def _run(steps: pd.DataFrame, experts: int) -> pd.DataFrame | None:
     return None
 
 
+def _longest_run(prefills: pd.DataFrame) -> pd.DataFrame:
+    """The prefills of one record and token budget, those of most lengths; equal prompts once."""
+    groups = prefills.groupby(["record", "max_num_batched_tokens"])
+    if not len(groups):
+        return prefills
+    _, longest = max(groups, key=lambda group: group[1].prompt_tokens.nunique())
+    return longest.drop_duplicates(["arm", "num_local_experts", "prompt_tokens"])
+
+
 def _table(found: Evidence, kind: str) -> pd.DataFrame:
     """The drawn points of a kind; without any an empty table of the same columns."""
     if any(one.kind == kind for _, one in found.drawn):
         return measured_table(found.drawn, kind, found.gpu)
-    columns: Iterable[str] = ("arm", "sweep", "num_local_experts", "num_tokens", "num_steps", "prompt_tokens", "record")
-    return pd.DataFrame(columns=list(columns))
+    keys = {key for kind_keys in DRAWN_KEYS.values() for key in kind_keys}
+    return pd.DataFrame(columns=sorted({*keys, "record"}))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replay_sim.explore.evidence import NO_BREAK, Evidence, ThresholdEvidence
 from replay_sim.explore.figures_threshold import threshold_figure
 from replay_sim.explore.report_parts import Drawing, Part, Section, Words, frame_table, sentence
+from replay_sim.explore.speedup_cells import CellKind
 
 
 def threshold_section(found: Evidence) -> Section:
@@ -15,7 +16,7 @@ def threshold_section(found: Evidence) -> Section:
 
 
 def _parts(found: Evidence, at: ThresholdEvidence) -> list[Part]:
-    parts: list[Part] = [Words(crossing_words(at)), Words(config_words(found, at))]
+    parts: list[Part] = [Words(crossing_words(found, at)), Words(config_words(found, at))]
     source = f"{at.source}. Steps of the lowest panel: {at.steps}"
     parts.append(Drawing("threshold", threshold_figure(at.shown, at.threshold, at.costs, source)))
     if not at.table.empty:
@@ -35,9 +36,10 @@ def _parts(found: Evidence, at: ThresholdEvidence) -> list[Part]:
     return parts
 
 
-def crossing_words(at: ThresholdEvidence) -> str:
+def crossing_words(found: Evidence, at: ThresholdEvidence) -> str:
     """From where on the break pays for one prompt a step."""
-    return f"With one prompt a step, {at.shown.kind.value}, the break {at.shown.verdict}."
+    kind = f"measured on {found.gpu}" if at.shown.kind is CellKind.MEASURED else at.shown.kind.value
+    return f"With one prompt a step, {kind}, the break {at.shown.verdict}."
 
 
 def config_words(found: Evidence, at: ThresholdEvidence) -> str:

@@ -35,7 +35,7 @@ def measured_us(name: str, arm: str, tokens: int) -> float:
         point[time]
         for point in STEPS[name].points
         if (point["arm"], point[key], point["window"], point["num_local_experts"]) == (arm, tokens, 128, 48)
-        and point.get("num_reqs", 1) == 1
+        and (point.get("num_reqs", 1), point.get("computed", 0)) == (1, 0)
     )
     return us
 
@@ -69,13 +69,15 @@ def test_the_margin_where_sizes_are_a_choice_is_that_of_the_scores() -> None:
 def test_how_much_is_extrapolated_is_what_the_costs_say() -> None:
     workload = default_job().tuned
     guesses = workload.costs.guesses(workload.tuning.tuned.plan, workload.unseen)
-    (said,) = fact(r"The model is (extrapolated to .*)\.")
-    assert said == "extrapolated to " + "; ".join(guess.removeprefix("extrapolated, ") for guess in guesses)
+    said = [one for one in advise(default_evidence()).facts if one.startswith("The model is extrapolated to ")]
+    listed = "; ".join(guess.removeprefix("extrapolated, ") for guess in guesses[:3])
+    assert len(said) == bool(guesses) and all(listed in one for one in said)
 
 
 def test_the_speedups_are_those_of_the_records_points() -> None:
-    pattern = r".* takes of replay off's time ([\d.]+)% at ([\d,]+) tokens \(measured on (\S+)\), "
-    pattern += r"([\d.]+)% at ([\d,]+) tokens \(measured on (\S+)\); one prompt a step, 48 experts a rank\."
+    pattern = r".* takes of replay off's time ([\d.]+)% at ([\d,]+) tokens \(measured, (\S+)\), "
+    pattern += r"([\d.]+)% at ([\d,]+) tokens \(measured, (\S+)\); one prompt a step, 48 experts a rank; "
+    pattern += r"measured on NVIDIA H200, driver .*\."
     said = fact(pattern)
     for percent, tokens, name in (said[:3], said[3:]):
         ours, off = (
@@ -91,7 +93,9 @@ def test_the_crossing_and_the_cost_of_the_threshold_are_those_of_the_measured_cu
     points = [point for name, record in STEPS.items() if record.kind == "steps" for point in record.points]
     (curve,) = (one for one in trim_curves(points) if one.key == curve_key("piecewise_replay_graphs"))
     found = crossing(curve)
-    said = fact(r"With one prompt a step, measured, the break pays from (\d+) .*percentile (\d+) to (\d+)\)\.")
+    said = fact(
+        r"With one prompt a step, measured on NVIDIA H200, the break pays from (\d+) .*percentile (\d+) to (\d+)\)\."
+    )
     assert said == tuple(f"{value:.0f}" for value in (found.tokens, found.low, found.high))
     workload, plan = default_job().tuned, default_job().plan
     steps = {}

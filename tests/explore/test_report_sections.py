@@ -4,7 +4,7 @@ import re
 
 import attrs
 import pytest
-from explore.measured_cases import record, step_point
+from explore.measured_cases import prefill_point, record, step_point
 from explore.report_cases import ARM_TIMES, LENGTHS, default_evidence, default_job, small_job, steps_record
 
 from replay_sim.explore import evidence
@@ -122,6 +122,25 @@ def test_two_records_of_the_same_steps_are_not_mixed() -> None:
     slow = attrs.evolve(slow, points=[point | {"step_us": 2 * point["step_us"]} for point in slow.points])
     found = gather(default_job(), [("a.json", steps_record()), ("b.json", slow)])
     assert re.search(r"; a\.json$", drawings(found)["speedup"].caption)
+
+
+def test_prefills_of_another_budget_are_not_mixed_in() -> None:
+    gpu = "NVIDIA H200"
+    few, many = ([4096, 8192], [4096, 16384, 32768])
+    prefills = {
+        budget: [
+            prefill_point(arm, tokens, us * tokens, max_num_batched_tokens=budget)
+            for arm, us in ARM_TIMES.items()
+            for tokens in prompts
+        ]
+        for budget, prompts in ((2048, few), (8192, many))
+    }
+    records = [(f"{budget}.json", record("prefill", points, gpu=gpu)) for budget, points in prefills.items()]
+    twice = [(f"steps-{number}.json", steps_record(gpu=gpu)) for number in (1, 2)]
+    drawn = drawings(gather(default_job(), [*twice, *records]))["published"]
+    ours = [trace for trace in drawn.figure.data if trace.name.startswith("ours")]
+    assert all(trace.x == (*LENGTHS, 16384, 32768) for trace in ours) and len(ours) == 2
+    assert "8192.json, steps-1.json" in drawn.caption and "2048" not in drawn.caption
 
 
 def test_a_curve_that_is_not_there_is_said_in_a_sentence(tmp_path) -> None:

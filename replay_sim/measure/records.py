@@ -25,7 +25,7 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     ),
     "region": frozenset(
         "form rows tokens num_reqs num_replay_layers num_local_experts graph_launches host_us device_us p10 p90 n "
-        "host_p10 control_us control_p10 layers_us beyond_us moved_us".split()
+        "layers_us beyond_us moved_us".split()
     ),
     "kernels": frozenset("op rows device_us p10 p90 n bytes loaded_bytes flops limit_us".split()),
     "pool": frozenset("arrangement order group reserved_bytes predicted_bytes".split()),

@@ -16,6 +16,7 @@ from replay_sim.batch.dispatch import CudagraphMode
 from replay_sim.batch.request import Batch, Phase, Request
 from replay_sim.capture import BreakableGraph, CaptureBackend, capture, warm_up
 from replay_sim.config import DecoderShape, ServingConfig
+from replay_sim.decoder.layer import DecoderLayer
 from replay_sim.decoder.step import StepRunner
 from replay_sim.decoder.weights import DecoderWeights
 from replay_sim.measure.records import Point
@@ -32,7 +33,7 @@ BLOCK_SIZE = 64
 REQUEST_COUNTS = (1, 4, 8, 16, 32)
 """Requests of a step, each of which keeps a window of rows."""
 FEW_EXPERTS = 8
-REFERENCE, LAYERS = "reference", "layers"
+REFERENCE, LAYERS, CONTROL = "reference", "layers", "a graph of one kernel"
 MOVED = {form: f"{form} movement" for form in (REFERENCE, ReplayForm.ONE_LAUNCH.value)}
 
 
@@ -66,14 +67,19 @@ def region_runner(
     )
 
 
+def region_sizes(shape: DecoderShape, backend: CaptureBackend) -> tuple[int, list[int]]:
+    """The tokens of the steps that are measured, 8,192 on a GPU, and the rows that they keep."""
+    tokens = 8192 if backend.name == "cuda" else max(512, 4 * shape.window)
+    return tokens, [shape.window * count for count in REQUEST_COUNTS if shape.window * count <= tokens // 2]
+
+
 def region_points(shape: DecoderShape, backend: CaptureBackend, seed: int) -> tuple[list[Point], list[Point], str]:
     """The points of `measure_region` and of `measure_forms`, and both as tables.
 
-    The plan that is captured is the default of P2 up to the tokens. On a GPU these are 8,192, and the region is also
-    that of FEW_EXPERTS experts a rank, where launches count most; on a CPU 512 tokens of the shape alone.
+    The plan that is captured is the default of P2 up to the tokens. On a GPU the region is also that of FEW_EXPERTS
+    experts a rank, where launches count most.
     """
-    tokens = 8192 if backend.name == "cuda" else max(512, 4 * shape.window)
-    sizes = [shape.window * count for count in REQUEST_COUNTS if shape.window * count <= tokens // 2]
+    tokens, sizes = region_sizes(shape, backend)
     regions, weights = measure_region(shape, backend, seed, sizes, tokens)
     plan = ServingConfig(
         window=shape.window,
@@ -152,6 +158,11 @@ class Region:
         gather_by_address(buffers, layers.input_addresses, rows, num_rows, self.size)
         layers.break_buffers.scatter(self.outputs, rows, num_rows, contexts.replay.output_row_of)
 
+    @property
+    def layers_of_graph(self) -> list[DecoderLayer]:
+        """The replay layers, as the decoder has them."""
+        return list(self.runner.decoder.layers[self.runner.shape.cut :])
+
     def run_layers(self) -> tuple[torch.Tensor, ...]:
         """The layers alone."""
         return self.layers.spec.run_layers(self.layers.inputs.view(self.size))
@@ -181,7 +192,8 @@ def measure_region(
 ) -> tuple[list[Point], DecoderWeights]:
     """Points of each size and form, and the weights, for more runners; all forms of a size in one interleaved run.
 
-    `host_us` is until the launching call returned, row metadata included. `device_us` is without waits for the host.
+    `host_us` is until the launching call returned, row metadata included, `control_us` that of a launch of a graph of
+    one kernel in the same place: what is beyond it is the form's own. `device_us` is without waits for the host,
     `beyond_us` is the form's device time less that of the layers alone in one graph, `moved_us` that of its movement
     and metadata alone, without any layer: the small difference of large times is checked by it.
     """
@@ -203,22 +215,26 @@ def measure_region(
 def _time(region: Region) -> dict[str, Timing]:
     layers = region.capture(region.run_layers, LAYERS)
     moved = region.capture(region.move_fused, MOVED[ReplayForm.ONE_LAUNCH.value])
+    one = torch.zeros(1, device=region.runner.backend.device)
+    control = region.capture(lambda: one.add_(1), CONTROL)
     arms: dict[str, Callable[[int], object]] = {
         REFERENCE: region.run_reference,
         **{form.value: partial(region.run, form) for form in ReplayForm},
-        LAYERS: partial(_replay, layers),
+        LAYERS: partial(replay, layers),
+        CONTROL: partial(replay, control),
         MOVED[REFERENCE]: region.move_reference,
-        MOVED[ReplayForm.ONE_LAUNCH.value]: partial(_replay, moved),
+        MOVED[ReplayForm.ONE_LAUNCH.value]: partial(replay, moved),
     }
     return time_arms(arms, region.runner.backend.device)
 
 
-def _replay(graph: BreakableGraph, turn: int) -> None:
+def replay(graph: BreakableGraph, turn: int) -> None:
+    """Replay a graph as an arm that is timed."""
     graph.replay()
 
 
 def _points(region: Region, timings: dict[str, Timing]) -> list[Point]:
-    layers, shape = timings[LAYERS], region.runner.shape
+    layers, control, shape = timings[LAYERS], timings[CONTROL], region.runner.shape
     points: list[Point] = []
     for form in (REFERENCE, *(form.value for form in ReplayForm)):
         graphs = region.graphs[ReplayForm.BREAKABLE if form == REFERENCE else ReplayForm(form)]
@@ -231,6 +247,8 @@ def _points(region: Region, timings: dict[str, Timing]) -> list[Point]:
             "num_replay_layers": shape.num_replay_layers,
             "num_local_experts": shape.num_local_experts,
             "graph_launches": len(graphs.graphs[graphs.sizes.index(region.size)].segments),
+            "control_us": control.host_us,
+            "control_p10": control.host_p10,
             "layers_us": layers.device_us,
             "beyond_us": round(timings[form].device_us - layers.device_us, 2),
             "moved_us": None if moved is None else moved.device_us,
@@ -239,10 +257,22 @@ def _points(region: Region, timings: dict[str, Timing]) -> list[Point]:
     return points
 
 
+def region_notes(points: Sequence[Point]) -> list[str]:
+    """A sentence for each one-launch point: what the host spends beside a bare launch in the same place."""
+    return [
+        f"one launch, {p['rows']} rows, {p['num_local_experts']} experts a rank: the host spends {p['host_us']} µs "
+        f"(p10 {p['host_p10']}), where the launch of a graph of one kernel takes {p['control_us']} "
+        f"(p10 {p['control_p10']})"
+        for p in points
+        if p["form"] == ReplayForm.ONE_LAUNCH.value
+    ]
+
+
 def region_table(points: Sequence[Point]) -> str:
     """The points of `measure_region` as a table."""
     columns = (
-        "num_local_experts", "rows", "form", "graph_launches", "host_us", "device_us", "layers_us", "beyond_us",
+        "num_local_experts", "rows", "form", "graph_launches", "host_us", "host_p10", "control_us", "control_p10",
+        "device_us", "layers_us", "beyond_us",
         "moved_us",
     )  # fmt: skip
     return tabulate([[point[key] for key in columns] for point in points], columns, tablefmt="pipe")

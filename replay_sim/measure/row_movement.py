@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -25,6 +25,12 @@ MOST_SETS = 24
 ROTATED_BYTES = 256 << 20
 """Bytes that calls rotate over before one repeats: several times a GPU's cache, unless that takes too many sets."""
 OPS, ARMS = ("gather", "scatter"), ("reference", "fused")
+KEPT_FROM_THE_LIMIT = {
+    "gather": "What does not grow is a launch's begin and end, and loads that wait for one another: count, address, "
+    "index, row",
+    "scatter": "The same, and two loads for every four rows of each target, written or not, that find what to clear",
+}
+"""What the kernels' code says of why each takes longer than its limit; the figures beside it are measured."""
 
 
 @attrs.frozen
@@ -102,7 +108,25 @@ def measure_movement(
     columns = ("op", "arm", "in_graph", "rows", "tokens", "device_us", "host_us", "limit_us")
     headers = ("op", "arm", "in graph", "rows", "tokens", "device µs", "host µs", "limit µs")
     table = tabulate([[p[key] for key in columns] for p in points], headers, tablefmt="pipe")
-    return points, {"copy_bandwidth_gbps": round(bandwidth / 1e9, 1), "input_sets": SOURCES}, table
+    settings = {"copy_bandwidth_gbps": round(bandwidth / 1e9, 1), "input_sets": SOURCES}
+    return points, settings | {"notes": movement_notes(points)}, table
+
+
+def movement_notes(points: Sequence[Point]) -> list[str]:
+    """A sentence for each fused operation: what it reaches in a graph, and what keeps it from its limit.
+
+    The time beyond the limit is split by a line through the two largest numbers of rows.
+    """
+    notes = []
+    for op, reason in KEPT_FROM_THE_LIMIT.items():
+        few, many = [p for p in points if (p["op"], p["arm"], p["in_graph"]) == (op, "fused", True)][-2:]
+        (less, low), (time, limit) = ((float(p["device_us"] or 0), float(p["limit_us"] or 0)) for p in (few, many))
+        slope = (time - less) / (limit - low)
+        notes.append(
+            f"{op}, {many['rows']} rows: {time} µs, {time / limit:.3f} × the limit by its bytes, as it is "
+            f"{slope:.3f} × the limit and {time - slope * limit:.1f} µs that do not grow with the rows. {reason}."
+        )
+    return notes
 
 
 def _draw(
@@ -165,17 +189,11 @@ def _time(movement: Movement, backend: CaptureBackend) -> dict[tuple[str, str, b
             arms[op, arm, False] = partial(movement.call, op, arm)
             arms[op, arm, True] = partial(_replay, capture(calls, name=f"{arm} {op}", **place))
     timings = time_arms({str(key): call for key, call in arms.items()}, backend.device)
-    return {key: _share(timings[str(key)], sets if key[2] else 1) for key in arms}
+    return {key: timings[str(key)].share(sets if key[2] else 1) for key in arms}
 
 
 def _replay(graph: BreakableGraph, turn: int) -> None:
     graph.replay()
-
-
-def _share(timing: Timing, calls: int) -> Timing:
-    """One call's share of `calls` calls."""
-    times = {key: round(getattr(timing, key) / calls, 2) for key in ("device_us", "host_us", "p10", "p90")}
-    return Timing(**times, n=timing.n)
 
 
 def random_rows(

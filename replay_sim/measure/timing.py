@@ -18,14 +18,20 @@ BUSY_CYCLES = 10_000_000
 class Timing:
     """Microseconds a call over n calls; `host_us` is what the host spent before the call returned.
 
-    On a CPU device and host time are the same.
+    p10 and p90 are of device time, `host_p10` of the host's. On a CPU device and host time are the same.
     """
 
     device_us: float
     host_us: float
     p10: float
     p90: float
+    host_p10: float
     n: int
+
+    def share(self, calls: int) -> Timing:
+        """One call's share of `calls` calls."""
+        times = {key: round(value / calls, 2) for key, value in attrs.asdict(self).items() if key != "n"}
+        return Timing(**times, n=self.n)
 
 
 def time_arms(
@@ -33,8 +39,8 @@ def time_arms(
 ) -> dict[str, Timing]:
     """Time the arms side by side in one run: interleaved, the order flipped each round.
 
-    An arm is called with the round's number, so that it can take fresh inputs. p10 and p90 are of device time. What a
-    capture left to the garbage collector is collected first (H4 of the known faults).
+    An arm is called with the round's number, so that it can take fresh inputs. What a capture left to the garbage
+    collector is collected first (H4 of the known faults).
     """
     gc.collect()
     for index in range(warm_up):
@@ -74,5 +80,6 @@ def _sample(arm: Callable[[int], object], index: int, device: torch.device) -> t
 def _summary(values: list[tuple[float, float]]) -> Timing:
     device, host = np.array(values).T
     p10, median, p90 = np.percentile(device, (10, 50, 90))
-    device_us, host_us, p10, p90 = (round(float(value), 2) for value in (median, np.median(host), p10, p90))
-    return Timing(device_us, host_us, p10, p90, len(values))
+    values_us = (median, np.median(host), p10, p90, np.percentile(host, 10))
+    device_us, host_us, p10, p90, host_p10 = (round(float(value), 2) for value in values_us)
+    return Timing(device_us, host_us, p10, p90, host_p10, len(values))

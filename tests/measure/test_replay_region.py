@@ -10,7 +10,7 @@ from replay_sim.capture.host import HostBackend
 from replay_sim.config import TINY
 from replay_sim.measure import replay_region
 from replay_sim.measure.records import REQUIRED_POINT_KEYS
-from replay_sim.measure.replay_region import measure_forms, measure_region, region_table
+from replay_sim.measure.replay_region import measure_forms, measure_region, region_notes, region_table
 from replay_sim.measure.timing import Timing
 
 SIZES, TOKENS = (8, 24), 64
@@ -21,6 +21,7 @@ TIMES = {
     "breakable": 70,
     "one_launch": 40,
     "layers": 30,
+    "a graph of one kernel": 6,
     "reference movement": 60,
     "one_launch movement": 9,
 }
@@ -35,7 +36,9 @@ def timed(monkeypatch) -> list[dict[str, Callable]]:
         runs.append(arms)
         for arm in arms.values():
             arm(0)
-        return {name: Timing(TIMES[name], TIMES[name] / 2, TIMES[name], TIMES[name], 3) for name in arms}
+        return {
+            name: Timing(TIMES[name], TIMES[name] / 2, TIMES[name], TIMES[name], TIMES[name] / 4, 3) for name in arms
+        }
 
     monkeypatch.setattr(replay_region, "time_arms", time_arms)
     return runs
@@ -50,10 +53,17 @@ def test_each_size_has_a_point_of_each_form_with_what_is_beyond_the_layers(timed
         assert point.keys() >= REQUIRED_POINT_KEYS["region"]
         assert (point["device_us"], point["host_us"], point["layers_us"]) == (time, time / 2, 30)
         assert point["beyond_us"] == time - 30
+        assert (point["host_p10"], point["control_us"], point["control_p10"]) == (time / 4, 3, 1.5)
         assert point["moved_us"] == TIMES.get(f"{point['form']} movement")
         assert point["graph_launches"] == (1 if point["form"] == "one_launch" else TINY.num_replay_layers + 1)
         assert (point["num_reqs"], point["tokens"]) == (point["rows"] // TINY.window, 64 - 64 % (point["rows"] // 8))
     assert region_table(points).count("\n") == 1 + len(points)
+    assert [note.split(":")[0] for note in region_notes(points)] == [
+        f"one launch, {size} rows, {TINY.num_local_experts} experts a rank" for size in SIZES
+    ]
+    assert region_notes(points)[0].endswith(
+        "spends 20.0 µs (p10 10.0), where the launch of a graph of one kernel takes 3.0 (p10 1.5)"
+    )
 
 
 def test_a_form_that_gives_other_bits_is_refused_before_it_is_timed(timed, monkeypatch) -> None:
@@ -95,4 +105,4 @@ def test_the_forms_of_a_region_leave_the_same_rows_at_the_same_places(monkeypatc
     assert torch.equal(large.targets[0], large.layers.break_buffers.tensors["hidden_states"])
 
 
-TIMED = {name: Timing(time, time, time, time, 1) for name, time in TIMES.items()}
+TIMED = {name: Timing(time, time, time, time, time, 1) for name, time in TIMES.items()}

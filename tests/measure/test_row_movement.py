@@ -11,7 +11,7 @@ from replay_sim.capture.host import HostBackend
 from replay_sim.config import TINY
 from replay_sim.measure import row_movement
 from replay_sim.measure.records import REQUIRED_POINT_KEYS
-from replay_sim.measure.row_movement import ARMS, OPS, SOURCES, Movement, measure_movement
+from replay_sim.measure.row_movement import ARMS, OPS, SOURCES, Movement, measure_movement, movement_notes
 from replay_sim.measure.timing import Timing
 
 ROWS, TOKENS, SETS = (3, 8), 40, 4
@@ -35,7 +35,7 @@ def drawn(monkeypatch) -> list[Movement]:
         for turn in range(SETS):
             for arm in arms.values():
                 arm(turn)
-        return {name: Timing(48.0, 24.0, 12.0, 96.0, 5) for name in arms}
+        return {name: Timing(48.0, 24.0, 12.0, 96.0, 20.0, 5) for name in arms}
 
     monkeypatch.setattr(row_movement, "ROWS", ROWS)
     monkeypatch.setattr(row_movement, "MOST_SETS", SETS)
@@ -82,7 +82,20 @@ def test_bytes_are_what_must_move_and_the_limit_is_them_over_the_bandwidth(measu
         expected = 2 * rows * IN_BYTES if point["op"] == "gather" else (2 * rows + cleared[rows]) * OUT_BYTES
         assert point["bytes"] == round(expected)
         assert point["limit_us"] == pytest.approx(expected / 2e9 * 1e6, abs=0.01)
-    assert 0 < cleared[8] < 8 and settings == {"copy_bandwidth_gbps": 2.0, "input_sets": SOURCES}
+    assert 0 < cleared[8] < 8 and (settings["copy_bandwidth_gbps"], settings["input_sets"]) == (2.0, SOURCES)
+
+
+def test_a_note_splits_the_time_beyond_the_limit_in_what_grows_with_the_rows_and_what_does_not() -> None:
+    """Issue 5, point 6: the figures are of the fused operation in a graph, at the two largest numbers of rows."""
+    points = [
+        {"op": op, "arm": arm, "in_graph": in_graph, "rows": rows, "device_us": time * scale, "limit_us": limit}
+        for op in OPS
+        for arm, in_graph, scale in (("reference", True, 9), ("fused", False, 5), ("fused", True, 1))
+        for rows, time, limit in ((1, 40.0, 1.0), (10, 15.0, 10.0), (20, 26.0, 20.0))
+    ]
+    gather, scatter = movement_notes(points)
+    assert gather.startswith("gather, 20 rows: 26.0 µs, 1.300 × the limit") and scatter.startswith("scatter, 20 rows")
+    assert "1.100 × the limit and 4.0 µs that do not grow" in gather
 
 
 def test_rows_are_drawn_ascending_a_set_differs_from_the_next_and_values_are_never_all_zero(measured, drawn) -> None:

@@ -166,7 +166,7 @@ def test_targets_of_any_number_of_rows_are_scattered_whole(moves, rows: int) -> 
 @pytest.mark.sanitizer
 @every_contract
 def test_an_outputs_pads_and_rows_beyond_the_targets_are_not_scattered(moves, contract) -> None:
-    """L6: outputs as long as the graph's size, poisoned beyond the kept rows; a batch may have more rows than targets."""
+    """L6: outputs as long as the graph's size, poisoned beyond the kept rows; rows beyond the targets."""
     targets = filled(contract, 20, 0, moves.device)
     written = torch.zeros((len(targets), 20), dtype=torch.uint8, device=moves.device)
     kept, outputs = [3, 7, 25], poisoned(contract, BUFFER_ROWS, moves.device)

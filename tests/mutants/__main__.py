@@ -26,7 +26,7 @@ TRIED_BY = (
 )
 """The rooms' own tests, and the quicker ones of what stands on them."""
 OUT_OF_MEMORY = Path("/proc/self/oom_score_adj")
-"""A mutant may fill the memory. A limit of address space would fail the unchanged tests, whose arenas reserve 64 GiB."""
+"""A mutant may fill the memory; a limit of address space would fail unchanged tests, whose arenas reserve 64 GiB."""
 
 
 @click.command()

@@ -32,7 +32,7 @@ def measured_calls(records: Iterable[Record]) -> MeasuredCalls | None:
             rows, measured = point["rows"], point["device_us"]
             assert isinstance(rows, int) and isinstance(measured, int | float)
             op = called_op(shape, str(point["op"]), rows)
-            entries.append((0, APART, *op_entry(op, shape, rates)))
+            entries.append((0, APART, *op_entry(op, shape, rates, even=True)))
             device_us.append(float(measured))
     return MeasuredCalls(op_arrays(entries), np.array(device_us)) if entries else None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -13,12 +12,6 @@ from replay_sim.measure.records import Point, Record
 from replay_sim.measure.roofline import rates_of
 from replay_sim.measure.step_case import case_of_point
 from replay_sim.measure.step_features import Floats, ModelStep
-
-GRAIN = 32_768
-"""Elements above which torch copies by several threads, whose waking takes milliseconds.
-
-Staging left larger block tables to them before it copied by one thread, as `staged_by_one_thread` in a record says.
-"""
 
 ARM_NAMES = (
     "eager_off",
@@ -62,8 +55,6 @@ def measured_steps(records: Iterable[Record]) -> list[StepPoint]:
 
 def _of_record(record: Record) -> Iterator[StepPoint]:
     shape, rates = SHAPES[str(record.settings["model"])], rates_of(record.settings)
-    one_thread = record.settings.get("staged_by_one_thread", False)
-    most_reqs = math.inf if one_thread else GRAIN // _count(record.settings, "max_blocks")
     for point in record.points:
         device_us = point["device_us"]
         yield StepPoint(
@@ -74,19 +65,12 @@ def _of_record(record: Record) -> Iterator[StepPoint]:
                 case_of_point(point),
                 rates,
                 launch_us=_number(point, "launch_us"),
-                wakes_threads=_count(point, "num_reqs") > most_reqs,
             ),
             held_out=bool(point["held_out"]),
             step_us=_number(point, "step_us"),
             host_us=_number(point, "host_us"),
             device_us=None if device_us is None else _number(point, "device_us"),
         )
-
-
-def _count(values: Mapping[str, object], key: str) -> int:
-    value = values[key]
-    assert isinstance(value, int), f"{key} is {value!r}"
-    return value
 
 
 def _number(point: Point, key: str) -> float:

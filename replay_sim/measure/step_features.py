@@ -29,7 +29,7 @@ EXPERT_TILES = {"experts": (64, 128), "wide_experts": (128, 256)}
 ATTENTION_ROWS = 2
 """Rows of attention that a multiprocessor works on at once: their stages of keys fill its shared memory."""
 APART = len(PARTS)
-"""The part of an operation that was called by itself, on rows that pick their experts evenly."""
+"""The part of an operation that was called by itself."""
 PAIRS_PER_US = 1000.0
 """Routing's nominal pace: each expert's program walks over all pairs."""
 HOST_LAUNCH_US = 6.0
@@ -41,10 +41,10 @@ class OpArrays:
     """Operations, of P steps or called apart, one entry each: whose, launches, and microseconds at nominal rates.
 
     `step`, `part` and `kind` are indices into the steps, PARTS, APART beyond them, and KINDS; `bytes_us`, `flops_us`
-    and `serial_us` are
-    of one launch: bytes over bandwidth, arithmetic of whole tiles over the matmul rate, and the waves of tiles or of
-    rows that follow each other on one multiprocessor. Of an expert product `bytes_us` leaves the weights out:
-    `weights_us` are those of all experts, and `load` is the rows of an expert.
+    and `serial_us` are of one launch: bytes over bandwidth, arithmetic of whole tiles over the matmul rate, and the
+    waves of tiles or of rows that follow each other on one multiprocessor. Of an expert product `bytes_us` leaves the
+    weights out: `weights_us` are those of all experts, `tiles` what they are read in, `load` the rows of an expert, and
+    `even` is 1 where rows pick their experts independently of each other.
     """
 
     step: Ints
@@ -57,6 +57,8 @@ class OpArrays:
     serial_us: Floats
     weights_us: Floats
     load: Floats
+    tiles: Floats
+    even: Floats
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +66,7 @@ class StepArrays:
     """P steps: their operations, their launches (P, parts) and what the host stages.
 
     `graphs`, `breaks`, `eager_kernels`, `graph_kernels` float64 (P, parts); `tokens`, `reqs`, `has_replay`,
-    `region_eager`, `wakes_threads` float64 (P), and `host_pace`, how many times longer than the nominal host's.
+    `region_eager` float64 (P), and `host_pace`, how many times longer than the nominal host's.
     """
 
     ops: OpArrays
@@ -76,7 +78,6 @@ class StepArrays:
     reqs: Floats
     has_replay: Floats
     region_eager: Floats
-    wakes_threads: Floats
     host_pace: Floats
 
     @property
@@ -89,14 +90,13 @@ class StepArrays:
 class ModelStep:
     """A step to be modelled: on which decoder shape, how dispatched, at which rates of its run, on which host.
 
-    `launch_us` is what one small launch costs the host; `wakes_threads`: staging woke a pool of threads.
+    `launch_us` is what one small launch costs the host.
     """
 
     shape: DecoderShape
     case: StepCase
     rates: Rates
     launch_us: float = HOST_LAUNCH_US
-    wakes_threads: bool = False
 
 
 def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
@@ -107,7 +107,8 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
         shape, case = step.shape, step.case
         parts = step_parts(shape, case)
         for part, (name, ops) in enumerate(parts.items()):
-            entries += [(index, part, *op_entry(op, shape, step.rates)) for op in ops]
+            even = case.num_reqs == case.num_tokens
+            entries += [(index, part, *op_entry(op, shape, step.rates, even=even)) for op in ops]
             of_part = step_launches(shape, case, parts)[name]
             launches[:, index, part] = attrs.astuple(of_part)
     cases = [step.case for step in steps]
@@ -121,7 +122,6 @@ def step_arrays(steps: Sequence[ModelStep]) -> StepArrays:
         reqs=np.array([case.num_reqs for case in cases], np.float64),
         has_replay=np.array([case.has_replay_batch for case in cases], np.float64),
         region_eager=np.array([case.replay_mode is CudagraphMode.NONE for case in cases], np.float64),
-        wakes_threads=np.array([step.wakes_threads for step in steps], np.float64),
         host_pace=np.array([step.launch_us / HOST_LAUNCH_US for step in steps]),
     )
 
@@ -132,15 +132,16 @@ def op_arrays(entries: Sequence[tuple[float, ...]]) -> OpArrays:
     return OpArrays(*columns[:3].astype(np.int64), *columns[3:])
 
 
-def op_entry(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, ...]:
-    """kind, count and kernels of one operation, its nominal times, and an expert's load."""
+def op_entry(op: Op, shape: DecoderShape, rates: Rates, *, even: bool) -> tuple[float, ...]:
+    """kind, count and kernels of one operation, its nominal times, an expert's load, tiles, and `even`."""
     flops, serial = _tiled(op, shape, rates)
-    nbytes, load = op.nbytes, 0.0
+    nbytes, load, tiles = op.nbytes, 0.0, 0
     if op.kind in EXPERT_TILES:
         nbytes -= op.weight_bytes * active_experts(shape, int(op.rows)) / shape.num_local_experts
         load = op.rows * shape.num_experts_per_tok / shape.num_experts
+        tiles = shape.num_local_experts * math.ceil(op.width / EXPERT_TILES[op.kind][1])
     bytes_us, weights_us = (value / rates.bandwidth * 1e6 for value in (nbytes, op.weight_bytes))
-    return KINDS.index(op.kind), op.count, op.kernels, bytes_us, flops, serial, weights_us, load
+    return KINDS.index(op.kind), op.count, op.kernels, bytes_us, flops, serial, weights_us, load, tiles, even
 
 
 def _tiled(op: Op, shape: DecoderShape, rates: Rates) -> tuple[float, float]:

@@ -8,9 +8,11 @@ import attrs
 import numpy as np
 
 from replay_sim.measure.roofline import PARTS
-from replay_sim.measure.step_features import APART, Floats, OpArrays, StepArrays
+from replay_sim.measure.step_features import APART, EXPERT_TILES, NUM_SMS, Floats, OpArrays, StepArrays
 from replay_sim.measure.step_ops import KINDS
 
+SHARPNESS = 8
+"""The power of the mean of an operation's bounds: near the largest, a twelfth above it where two are alike."""
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 """The quadrature over how popular experts are, a normal distribution of the logarithm."""
 
@@ -18,6 +20,7 @@ PRIORS: dict[str, float] = {
     **{f"{kind}.bytes": 1.2 for kind in KINDS},
     **{f"{kind}.floor": 2.0 for kind in KINDS},
     **{f"{kind}.flops": 1.3 for kind in ("dense", "experts", "wide_experts", "attention")},
+    **{f"{kind}.wave": 0.3 for kind in EXPERT_TILES},
     **{f"{kind}.serial": 0.3 for kind in ("dense", "experts", "wide_experts", "attention", "routing")},
     "streams.flops": 20.0,
     "experts.spread_first": 0.5,
@@ -30,7 +33,6 @@ PRIORS: dict[str, float] = {
     "host.step": 200.0,
     "host.token": 0.02,
     "host.req": 3.0,
-    "host.wake": 10_000.0,
     "host.kernel": 8.0,
     "host.graph": 10.0,
     "host.break": 20.0,
@@ -42,12 +44,13 @@ PRIORS: dict[str, float] = {
 }
 """Every coefficient by name, and where a fit starts.
 
-KIND.bytes, .flops, .serial: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel. The streams'
-arithmetic is in float32, far below the matmul rate.
-experts.spread: how unevenly rows pick experts, before and after the cut, as the logarithm's deviation. gap: idle
+KIND.bytes, .flops, .serial, .wave: dimensionless, over nominal microseconds; KIND.floor: microseconds a kernel. The
+streams' arithmetic is in float32, far below the matmul rate.
+experts.spread: how unevenly rows of one prompt pick experts, before and after the cut, as the logarithm's deviation;
+rows of different requests pick independently. gap: idle
 microseconds on the device a kernel launched eagerly, a kernel in a graph, a graph launch. device.step, .token:
 staging on the device. host: microseconds, on a host whose small launch costs HOST_LAUNCH_US, a step, padded token,
-request, waking of staging's threads, eager kernel, graph launch, eager break, replay batch, replay region, eager replay
+request, eager kernel, graph launch, eager break, replay batch, replay region, eager replay
 region, and after the last part. latency: from a launch until the device has it.
 """
 
@@ -77,7 +80,7 @@ def step_times(arrays: StepArrays, coefficients: Coefficients) -> StepTimes:
         + coefficients["host.token"] * arrays.tokens
         + coefficients["host.req"] * arrays.reqs
         + coefficients["host.replay"] * arrays.has_replay
-    ) * arrays.host_pace + coefficients["host.wake"] * arrays.wakes_threads
+    ) * arrays.host_pace
     staged_device = coefficients["device.step"] + coefficients["device.token"] * arrays.tokens
     spans = (
         busy
@@ -112,7 +115,7 @@ def _busy(arrays: StepArrays, coefficients: Coefficients) -> Floats:
 def operation_us(ops: OpArrays, coefficients: Coefficients) -> Floats:
     """Microseconds of one launch of each operation, float64 (N): its bounds together, and a floor for each kernel.
 
-    It takes the cubic mean of its bounds: near the largest, above it where two are close.
+    An expert product takes a part of a wave more, in which the first tiles' weights arrive and nothing else happens.
     """
 
     def by_kind(bound: str) -> Floats:
@@ -120,17 +123,19 @@ def operation_us(ops: OpArrays, coefficients: Coefficients) -> Floats:
 
     of_experts = np.flatnonzero(ops.load)
     spreads = np.full(APART + 1, coefficients["experts.spread_first"])
-    spreads[[PARTS.index("replay_layers"), APART]] = coefficients["experts.spread_late"], 0.0
-    spread = spreads[ops.part[of_experts]]
-    bytes_us = ops.bytes_us.copy()
-    bytes_us[of_experts] += ops.weights_us[of_experts] * experts_in_use(ops.load[of_experts], spread)
+    spreads[PARTS.index("replay_layers")] = coefficients["experts.spread_late"]
+    spread = np.where(ops.even, 0.0, spreads[ops.part])[of_experts]
+    in_use, weights_us = experts_in_use(ops.load[of_experts], spread), ops.weights_us[of_experts]
+    bytes_us, wave_us = ops.bytes_us.copy(), np.zeros(len(ops.bytes_us))
+    bytes_us[of_experts] += weights_us * in_use
+    wave_us[of_experts] = weights_us * np.minimum(NUM_SMS / ops.tiles[of_experts], in_use)
     bounds = (
         by_kind("bytes")[ops.kind] * bytes_us,
         by_kind("flops")[ops.kind] * ops.flops_us,
         by_kind("serial")[ops.kind] * ops.serial_us,
     )
-    bound = np.cbrt(sum(value * value * value for value in bounds))
-    each: Floats = bound + by_kind("floor")[ops.kind] * ops.kernels
+    bound = sum(value**SHARPNESS for value in bounds) ** (1 / SHARPNESS)
+    each: Floats = bound + by_kind("wave")[ops.kind] * wave_us + by_kind("floor")[ops.kind] * ops.kernels
     return each
 
 

@@ -104,7 +104,6 @@ class StepSuite:
             "max_num_seqs": spec.max_num_seqs,
             "num_blocks": spec.num_blocks,
             "max_blocks": spec.max_blocks,
-            "staged_by_one_thread": True,
         }
 
     def _run_part(self, sweep: str, part: SweepPart, held_out: Sequence[bool], points: dict[str, list[Point]]) -> None:

@@ -59,6 +59,7 @@ class StepGrid:
     thin_sizes: tuple[int, ...]
     thin_requests: tuple[int, ...]
     contexts: tuple[int, ...]
+    decode_counts: tuple[int, ...]
     request_counts: tuple[int, ...]
     request_tokens: tuple[int, ...]
     mixed_decodes: tuple[int, ...]
@@ -90,6 +91,7 @@ GPU_GRID = StepGrid(
     thin_sizes=(512, 1024, 2048, 4096, 8192),
     thin_requests=(4, 16),
     contexts=(128, 1024, 4096, 16384),
+    decode_counts=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
     request_counts=(1, 2, 4, 8, 16, 32, 64),
     request_tokens=(2048, 8192),
     mixed_decodes=(4, 16, 63),
@@ -112,6 +114,7 @@ CPU_GRID = StepGrid(
     thin_sizes=(64,),
     thin_requests=(4,),
     contexts=(8, 40),
+    decode_counts=(1, 3, 4),
     request_counts=(1, 4),
     request_tokens=(32, 64),
     mixed_decodes=(3,),
@@ -182,10 +185,10 @@ def _threshold(grid: StepGrid, shape: DecoderShape, seed: int) -> tuple[SweepPar
 
 
 def _decode(grid: StepGrid, shape: DecoderShape, seed: int) -> tuple[SweepPart, ...]:
-    """Uniform decodes by request count and context."""
+    """Uniform decodes by request count, capture sizes and between, and context."""
     batches = [
         Batch([Request(1, context, Phase.DECODE)] * requests)
-        for requests, context in itertools.product(grid.request_counts, grid.contexts)
+        for requests, context in itertools.product(grid.decode_counts, grid.contexts)
         if requests * blocks_for(context + 1, BLOCK_SIZE) <= grid.num_blocks
     ]
     return (_part(rig_spec(grid, shape), batches),)

@@ -123,9 +123,9 @@ def test_a_batch_is_run_as_all_its_arms_with_other_ids_each_time(rig: Rig, monke
 
 def test_rounds_fit_the_time_of_a_batch_and_are_never_too_few() -> None:
     assert num_rounds([100.0, 100.0]) == 15
-    assert num_rounds([20_000.0, 30_000.0]) == 8
+    assert num_rounds([40_000.0, 60_000.0]) == 8
     assert num_rounds([90_000.0] * 5) == 5
-    assert num_rounds([90_000.0, 110_000.0]) == 3
+    assert num_rounds([90_000.0, 310_000.0]) == 3
 
 
 def test_requests_share_no_block_and_a_prompts_chunks_find_their_own_again() -> None:

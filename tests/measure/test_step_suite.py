@@ -23,6 +23,7 @@ GRID = attrs.evolve(
     thin_sizes=(32,),
     thin_requests=(2,),
     contexts=(8,),
+    decode_counts=(1, 2),
     request_counts=(1, 2),
     request_tokens=(32,),
     mixed_decodes=(1,),
@@ -76,7 +77,6 @@ def test_settings_name_the_decoder_the_rates_and_the_sizes(made) -> None:
     assert settings["subject"] == "threshold" and settings["model"] == "tiny"
     assert settings["copy_bandwidth_gbps"] > 0 and settings["matmul_tflops"] > 0
     assert settings["launch_us_before"] > 0 and settings["launch_us_after"] > 0
-    assert settings["staged_by_one_thread"] is True
     assert settings["model_sizes"] == [2, 8, 16, 32] and settings["replay_sizes"] == [8, 16]
 
 

@@ -8,20 +8,31 @@ from collections.abc import Iterable
 from typing import Any
 
 from replay_sim.config import ServingConfig
+from replay_sim.plan import make_plan
+
+
+def listed_sizes(config: ServingConfig) -> list[int]:
+    """The model sizes to list, ascending: those that are planned, and that of the widest decode if none becomes it.
+
+    The engine makes FULL graphs of listed sizes alone, each rounded up to a multiple of a decode's tokens, and its own
+    list leaves out a maximum off the grid: a FULL graph of the widest decode is captured only if it is listed (A2, A3).
+    """
+    plan = make_plan(config)
+    sizes, length = plan.model_sizes or plan.full_sizes, plan.query_len_decode
+    rounded = {-(-size // length) * length for size in sizes}
+    return sorted({*sizes, *(set(plan.full_sizes[-1:]) - rounded)})
 
 
 def compilation_config(config: ServingConfig) -> dict[str, Any]:
     """The settings of `--compilation-config`.
 
     All sizes are explicit, ascending and unique, and the maximum is the largest model size, as the engine demands.
-    Settings that are not set are left out.
+    Settings that are not set are left out. Raises ConfigError for a config that cannot be planned.
     """
-    sizes = sorted(set(config.cudagraph_capture_sizes or ()))
+    sizes = listed_sizes(config)
     settings: dict[str, Any] = {"cudagraph_mode": config.cudagraph_mode}
     if sizes:
         settings |= {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
-    elif config.max_cudagraph_capture_size is not None:
-        settings["max_cudagraph_capture_size"] = config.max_cudagraph_capture_size
     settings["cudagraph_decoder_replay"] = config.cudagraph_decoder_replay
     if config.decoder_replay_cudagraph_capture_sizes:
         replay_sizes = sorted(set(config.decoder_replay_cudagraph_capture_sizes))
@@ -79,8 +90,11 @@ def emit_text(config: ServingConfig, configs: Iterable[tuple[str, ServingConfig]
     Speculative decoding is not part of the line: the config knows how many tokens are drafted, not by what.
     """
     drafted = config.num_speculative_tokens
+    plan = make_plan(config)
+    added = [size for size in listed_sizes(config) if plan.model_sizes and size not in plan.model_sizes]
     lines = [
-        "# --compilation-config",
+        "# --compilation-config"
+        + "".join(f"; {size} is listed for the FULL graph of the widest decode" for size in added),
         compilation_json(config),
         "",
         "# serve line; add what is yours, such as --tensor-parallel-size"

@@ -11,8 +11,8 @@ from replay_sim.batch.request import Batch
 from replay_sim.config import FLASH_RANK, load_config
 from replay_sim.explore.tuning import tune
 from replay_sim.explore.tuning_costs import FittedCosts, fitted_costs
-from replay_sim.explore.tuning_limits import Limits
-from replay_sim.explore.tuning_report import headline
+from replay_sim.explore.tuning_limits import Limits, measured_capture_seconds
+from replay_sim.explore.tuning_report import headline, keeps_own
 from replay_sim.measure.roofline import Rates
 from replay_sim.measure.step_costs import StepCosts
 from replay_sim.measure.step_features import HOST_LAUNCH_US
@@ -128,3 +128,19 @@ def test_a_margin_below_the_models_error_is_called_in_doubt() -> None:
     assert 0.001 < margin
     for error, doubted in ((2 * margin, True), (margin / 2, False), (None, False)):
         assert ("measure before you trust it" in headline(attrs.evolve(tuning, error=error))) == doubted
+
+
+def test_a_config_to_keep_is_told_with_what_the_tuned_sizes_would_save() -> None:
+    """The same step time from fewer graphs is a shorter start-up, which the reader weighs."""
+    config = load_config("default")
+    tuning = tune(config, drawn_steps(config, 4, 30), None, FittedCosts(MODEL, config), Limits(max_graphs=4))
+    same = attrs.evolve(tuning, tuned=attrs.evolve(tuning.tuned, seen=tuning.own.seen))
+    own, tuned = tuning.own.plan, tuning.tuned.plan
+    replay, model = len(own.replay_sizes) - len(tuned.replay_sizes), len(own.model_sizes) - len(tuned.model_sizes)
+    assert replay >= 12 and model >= 0
+    told = headline(same)
+    assert told.startswith("Keep the config: ") and keeps_own(same)
+    assert f"; the tuned sizes capture {replay} replay and {model} piecewise graphs fewer, " in told
+    seconds = measured_capture_seconds()
+    assert told.endswith(f" {replay * seconds.replay + model * seconds.model:.1f} s at start-up.")
+    assert "fewer" not in headline(attrs.evolve(same, tuned=tuning.own))

@@ -12,6 +12,7 @@ from replay_sim.config.loading import config_from_mapping
 from replay_sim.config.presets import preset_names
 from replay_sim.explore.tuning import tune
 from replay_sim.explore.vllm_export import compilation_json, emit_text, serve_line, sweep_parameters
+from replay_sim.plan import make_plan
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "configs.json"
 KEYS = (
@@ -43,7 +44,10 @@ def check_rules(settings: dict, budget: int, window: int) -> None:
     assert settings["decoder_replay_trim_threshold"] > window
 
 
-@pytest.mark.parametrize("config", published_configs(), ids=lambda config: f"{config.max_num_seqs}")
+TUNABLE = [config for config in published_configs() if "PIECEWISE" in config.cudagraph_mode]
+
+
+@pytest.mark.parametrize("config", TUNABLE, ids=lambda config: f"{config.max_num_seqs}")
 def test_every_tuned_config_satisfies_the_engines_rules(config: ServingConfig) -> None:
     """Issue 6, 5: positive, sorted, unique, within the budget; the maximum the largest, threshold above the window."""
     tuning = tune(config, drawn_steps(config, 5, count=40), None, PlainCosts())
@@ -60,6 +64,40 @@ def test_every_tuned_config_satisfies_the_engines_rules(config: ServingConfig) -
     assert words[words.index("--max-num-batched-tokens") + 1] == str(config.max_num_batched_tokens)
     rest = json.loads(words[words.index("--compilation-config") + 1])
     assert "cudagraph_capture_sizes" not in rest, "given as a flag, and the engine takes it once"
+
+
+def full_sizes_of(settings: dict, config: ServingConfig) -> list[int]:
+    """The FULL graphs that the engine makes of listed sizes: rounded up, and no wider than all requests decode."""
+    length = config.num_speculative_tokens + 1
+    rounded = {(size + length - 1) // length * length for size in settings["cudagraph_capture_sizes"]}
+    return sorted(size for size in rounded if size <= min(config.max_num_seqs * length, config.max_num_batched_tokens))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *published_configs(),
+        ServingConfig(max_num_seqs=12, cudagraph_capture_sizes=[1, 2, 4, 8, 16]),
+        ServingConfig(max_num_seqs=6, num_speculative_tokens=6, max_cudagraph_capture_size=42),
+        ServingConfig(max_num_seqs=9, cudagraph_mode="FULL_DECODE_ONLY"),
+        ServingConfig(max_num_seqs=9, num_speculative_tokens=5, max_cudagraph_capture_size=7),
+        ServingConfig(max_num_seqs=600, max_num_batched_tokens=1000, num_speculative_tokens=2),
+    ],
+    ids=lambda config: f"{config.max_num_seqs}-{config.cudagraph_mode}",
+)
+def test_the_listed_sizes_make_every_full_graph_that_is_planned(config: ServingConfig) -> None:
+    """A2, A3, A6: the widest decode too, which no list leaves to the engine's own rule."""
+    settings = json.loads(compilation_json(config))
+    plan = make_plan(config)
+    assert full_sizes_of(settings, config) == list(plan.full_sizes)
+    added = set(settings["cudagraph_capture_sizes"]) - set(plan.model_sizes or plan.full_sizes)
+    assert added <= set(plan.full_sizes[-1:])
+    said = "".join(f"; {size} is listed for the FULL graph of the widest decode" for size in added)
+    assert emit_text(config, [("own", config)]).splitlines()[0] == f"# --compilation-config{said}"
+
+
+def test_without_graphs_no_size_is_listed() -> None:
+    assert "sizes" not in compilation_json(ServingConfig(cudagraph_mode="NONE"))
 
 
 def test_sizes_are_flags_separated_by_spaces() -> None:

@@ -53,7 +53,9 @@ MIB = 1 << 20
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")
 @click.option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler; needs the extra `dask`.")
 @click.option(
-    "--measure", is_flag=True, help="Time steps of every design on this machine's GPUs, one process each; not modelled."
+    "--measure",
+    is_flag=True,
+    help="Time some steps of every design on this machine's GPUs, a process for each GPU, in place of the model.",
 )
 @click.option("--resume", is_flag=True, help="Go on with a sweep that was interrupted or killed.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="A .csv or a .json.")
@@ -211,7 +213,7 @@ def _measuring(seed: int) -> _Runner:
 
     gpus = visible_gpus()
     if not gpus:
-        raise ValueError("measure is given and no CUDA device is available: without it step times are modelled")
+        raise ValueError("measure: no CUDA device is available here; without --measure step times are modelled")
     times = MeasuredTimes("cuda", FLASH_RANK, seed)
     how = {"run": partial(run_group, times=times), "group_points": 1}
     return _Runner(gpu_pool(gpus), _counted(len(gpus), "GPU", "GPUs"), how, times)

@@ -84,6 +84,11 @@ def run_group(points: Sequence[DesignPoint], workload: SweptWorkload, times: Tim
     return [group.row(point) for point in points]
 
 
+def _one_line(text: str) -> str:
+    """A reason fit for a table: a GPU's errors have several lines."""
+    return " ".join(text.split())
+
+
 class _Group:
     """The schedules of a workload and their steps at every window asked for, each made once."""
 
@@ -107,9 +112,9 @@ class _Group:
         try:
             return row | self._result(point)
         except ValueError as error:
-            return row | {"error": str(error)}
+            return row | {"error": _one_line(str(error))}
         except Exception as error:
-            return row | {"error": f"{type(error).__name__}: {error}"}
+            return row | {"error": _one_line(f"{type(error).__name__}: {error}")}
 
     def _result(self, point: DesignPoint) -> Row:
         """What a row says beside its knobs."""

@@ -204,4 +204,4 @@ def test_without_a_gpu_a_measurement_is_refused(small, capsys, monkeypatch, here
     monkeypatch.setattr("replay_sim.explore.sweep_executors.visible_gpus", list)
     status, out, err = run(capsys, *small[:3], *ONE, "--measure", "--out", "t.csv")
     assert (status, out) == (2, "") and not list(here.iterdir())
-    assert err == ("replay-sim: measure is given and no CUDA device is available: without it step times are modelled\n")
+    assert err == ("replay-sim: measure: no CUDA device is available here; without --measure step times are modelled\n")

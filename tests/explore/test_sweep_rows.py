@@ -144,8 +144,8 @@ def test_a_point_that_fails_is_a_row_with_its_reason() -> None:
 
 def test_a_fault_of_the_program_is_a_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Row:
-        raise KeyError("lost")
+        raise RuntimeError("CUDA error: an illegal access\nCompile with more checks\n")
 
     monkeypatch.setattr("replay_sim.explore.sweep_rows.step_columns", broken)
     (row,) = run_group(POINTS[:1], WORKLOAD)
-    assert row["error"] == "KeyError: 'lost'"
+    assert row["error"] == "RuntimeError: CUDA error: an illegal access Compile with more checks"

@@ -134,3 +134,23 @@ def test_the_threshold_and_the_roofline_are_those_of_the_model_and_the_records()
     assert said(pattern) == tuple(f"{50 * round(count / 50):,}" for count in found)
     times = [1 / share.median for (_, experts), share in roofline_shares(STEPS).items() if experts == 48]
     assert said(r"Steps take ([\d.]+) to ([\d.]+) times their roofline") == (f"{min(times):.1f}", f"{max(times):.1f}")
+
+
+def test_what_it_names_to_add_a_model_or_an_arm_is_there() -> None:
+    """Files, and names in them, of the section on additions."""
+    section = README[README.index("## Add a model, or an arm") : README.index("## Inside")]
+    root = Path(__file__).resolve().parents[1]
+    files = set(re.findall(r"`(replay_sim/[\w/]+\.py)`", section))
+    assert len(files) == 5 and all((root / name).is_file() for name in files)
+    code = "".join((root / name).read_text() for name in files | {"replay_sim/measure/step_model.py"})
+    for name in ("DecoderShape", "SHAPES", "ReplaySpec", "run_layers", "write_batch_kv", "ARMS", "def arm_of"):
+        assert name in code and name.removeprefix("def ") in section
+    assert code.count("eager_break"), "what the layers run through"
+
+
+def test_every_notebook_is_in_the_table_and_every_command_too() -> None:
+    root = Path(__file__).resolve().parents[1]
+    linked = re.findall(r"\]\((notebooks/[\w.]+\.ipynb)\)", README)
+    assert linked == sorted(f"notebooks/{path.name}" for path in (root / "notebooks").glob("*.ipynb"))
+    commands = {path.stem for path in (root / "replay_sim" / "commands").glob("[a-z]*.py")}
+    assert commands == set(re.findall(r"^  \| `(\w+)", README, re.MULTILINE))

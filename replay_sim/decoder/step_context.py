@@ -42,6 +42,7 @@ class StepContextBuilder:
         )
         self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
         self._graph_metadata: dict[int, dict[str, AttentionMetadata]] = {}
+        self._graph_rows: dict[int, torch.Tensor] = {}
 
     def build(
         self,
@@ -80,11 +81,16 @@ class StepContextBuilder:
 
         A replay graph of the form ONE_LAUNCH writes what it holds; for all else it is written here.
         """
-        if form is ReplayForm.ONE_LAUNCH and mode is CudagraphMode.PIECEWISE:
+        in_graph = mode is CudagraphMode.PIECEWISE
+        if in_graph and form is ReplayForm.ONE_LAUNCH:
             self.replay.check(rows, padded_rows)
+            index = self._graph_rows.get(padded_rows)
+            if index is None:
+                index = self._graph_rows[padded_rows] = self.replay.rows[:padded_rows]
         else:
             self.replay.write(batch, self.batch, padded_rows)
-        metadata = self._metadata_of_graph if mode is CudagraphMode.PIECEWISE else self._metadata
+            index = self.replay.rows[:rows]
+        metadata = self._metadata_of_graph if in_graph else self._metadata
         context = ForwardContext(
             mode=mode,
             num_tokens=rows,
@@ -93,7 +99,7 @@ class StepContextBuilder:
             num_rows=self.replay.num_rows,
             first_layer_kv_written=True,
         )
-        return ReplayBatch(self.replay.rows[:rows], context, self.replay.output_row_of)
+        return ReplayBatch(index, context, self.replay.output_row_of)
 
     def _metadata(self, padded_rows: int) -> dict[str, AttentionMetadata]:
         """Views of the replay buffers by key."""

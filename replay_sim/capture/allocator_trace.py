@@ -10,6 +10,7 @@ import attrs
 
 from replay_sim.capture.allocator_blocks import SEGMENT_GRANULE, Event, PoolId
 from replay_sim.capture.caching_allocator import FIRST_ADDRESS, CachingAllocator
+from replay_sim.whole_file import write_whole
 
 FORMAT: Final = "replay_sim allocator trace"
 VERSION: Final = 1
@@ -197,12 +198,12 @@ def reserved_by_pool(segment_events: list[Event]) -> dict[PoolId, int]:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace as JSON lines, a header and one array an event; compressed if `path` ends with .xz."""
+    """Write a trace, whole or not at all, as JSON lines, a header and one array an event; an .xz is compressed."""
     header = {"format": FORMAT, "version": VERSION, "segments": trace.segments}
     rows = ([_KIND_NAMES[type(event)], *attrs.astuple(event)] for event in trace.events)
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in (header, *rows))
     data = text.encode()
-    Path(path).write_bytes(lzma.compress(data) if str(path).endswith(".xz") else data)
+    write_whole(Path(path), lzma.compress(data) if str(path).endswith(".xz") else data)
 
 
 def read_trace(path: str | Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:

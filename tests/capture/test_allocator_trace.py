@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_written_trace_is_one_readable_line_an_event_and_the_same_bytes_each_t
     assert len(lines) == 1 + len(TWO_GROUPS.events)
     assert json.loads(lines[0])["version"] == 1
     assert lines[1:4] == ['["retain",1]', '["alloc",0,31457280,1,1]', '["alloc",1,600,1,1]']
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.xz"])
+def test_a_failure_in_the_middle_of_writing_leaves_the_trace_before_and_nothing_else(tmp_path, monkeypatch, name: str):
+    write_trace(TWO_GROUPS, path := tmp_path / name)
+    monkeypatch.setattr(os, "fdopen", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+    with pytest.raises(OSError, match="cannot be written: the disk is full"):
+        write_trace(Trace((), ()), path)
+    monkeypatch.undo()
+    assert read_trace(path) == TWO_GROUPS and [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(

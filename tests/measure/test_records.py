@@ -136,8 +136,8 @@ def test_a_failure_in_the_middle_of_writing_leaves_the_record_before_and_nothing
         def __exit__(self, *_: object) -> None:
             os.close(self.handle)
 
-        def write(self, text: str) -> None:
-            os.write(self.handle, text[: len(text) // 2].encode())
+        def write(self, data: bytes) -> None:
+            os.write(self.handle, data[: len(data) // 2])
             raise OSError("no space left")
 
     monkeypatch.setattr(os, "fdopen", FullDisk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ class StepRunner:
         self._graphs_by_form = {ReplayForm.BREAKABLE: self._make_replay_graphs()}
         self.use_replay_form(replay_form)
         self._caches = FixedAddresses(self._named_caches())
+        self._one_at_a_time = threading.Lock()
         self.model_graphs: dict[int, BreakableGraph] = {}
         self.full_graphs: dict[int, BreakableGraph] = {}
 
@@ -278,9 +280,22 @@ class StepRunner:
 
         `block_tables` holds each request's block ids, below `num_blocks`; `input_ids` int32 (num_tokens,). An empty
         batch runs nothing (S6), unless other ranks make it run pads (X2). Raises ValueError naming the bound that a
-        batch exceeds, RuntimeError naming a buffer or cache that moved since it was made (B4), KeyError for a record
-        whose graph was not captured.
+        batch exceeds, RuntimeError naming a buffer or cache that moved since it was made (B4) and while a step runs,
+        on this thread or another, KeyError for a record whose graph was not captured.
         """
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise RuntimeError(
+                "a step of this StepRunner runs already, over the same buffers: end it first, or give each thread a "
+                "runner and a backend of its own"
+            )
+        try:
+            return self._run(batch, block_tables, input_ids, record)
+        finally:
+            self._one_at_a_time.release()
+
+    def _run(
+        self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
+    ) -> StepOutput:
         self._check_addresses()
         self._check_bounds(batch, block_tables, input_ids)
         with self.backend.on_stream(self.stream), torch.no_grad():

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from decoder.serving import Serving, decode, make_plan, make_runner, prefill
-from faults.helpers import SMOOTH, live_pool_bytes, outputs_of, place_of
+from decoder.serving import make_runner
+from faults.helpers import SMOOTH, live_pool_bytes, place_of
+from faults.injection import KINDS, PLAN, Fuse, Injected, eager_equals
 from replay.fake_model import FakeModel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -26,32 +27,9 @@ from replay_sim.capture import CaptureError, capture, eager_break, warm_up
 from replay_sim.capture.caching_allocator import OutOfMemoryError
 from replay_sim.capture.eager_break import current_recorder
 from replay_sim.capture.host import HostBackend
-from replay_sim.decoder.layer import DecoderLayer
-from replay_sim.decoder.step import StepRunner
 from replay_sim.replay.context import has_forward_context, use_forward_context
 
 PIECEWISE = CudagraphMode.PIECEWISE
-PLAN = make_plan(model_sizes=(16, 64), full_sizes=(4,), replay_sizes=(8, 32))
-ASKED = [prefill("p", 30), prefill("q", 9), decode("r")]
-
-
-class Injected(Exception):
-    """What is raised; nothing in the package knows it."""
-
-
-KINDS = [Injected, KeyboardInterrupt, MemoryError]
-
-
-class Fuse:
-    """Raises at one call of `spend` and at no other; `spent` counts the calls."""
-
-    def __init__(self, at: int, kind: type[BaseException]) -> None:
-        self.at, self.kind, self.spent = at, kind, 0
-
-    def spend(self) -> None:
-        self.spent += 1
-        if self.spent == self.at:
-            raise self.kind(f"injected at call {self.at}")
 
 
 @eager_break
@@ -267,15 +245,6 @@ def test_a_device_of_any_capacity_captures_all_or_says_what_is_missing() -> None
     assert outcomes and set(runner.model_graphs) == {16, 64} and runner.replay_graphs.sizes == (8, 32)
 
 
-def eager_equals(runner: StepRunner) -> None:
-    """A step in whatever graphs there are equals the same step without any, with the weights of the same device."""
-    actual = outputs_of(Serving(runner).step(ASKED))
-    backend = HostBackend(1 << 30) if isinstance(runner.backend, HostBackend) else runner.backend
-    expected = outputs_of(Serving(make_runner(backend, PLAN, SMOOTH, captured=False)).step(ASKED))
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("kind", [Injected, KeyboardInterrupt])
 @pytest.mark.parametrize("at", range(1, 8))
 def test_an_error_at_any_run_of_the_replay_layers_marks_its_size_and_the_next_capture_is_right(
@@ -330,77 +299,6 @@ def test_an_interrupt_between_two_sizes_leaves_those_before_it(backend) -> None:
     eager_equals(runner)
     runner.capture_model_graphs()
     runner.capture_replay_graphs()
-    eager_equals(runner)
-
-
-def layer_calls(monkeypatch, fuse: Fuse) -> None:
-    """Spends at every break of the decoder: each attention, and each KV write."""
-    write_kv = DecoderLayer.write_kv
-
-    def spending(layer, *arguments) -> None:
-        fuse.spend()
-        write_kv(layer, *arguments)
-        fuse.spend()
-
-    monkeypatch.setattr(DecoderLayer, "write_kv", spending)
-
-
-@pytest.mark.parametrize("kind", [Injected, KeyboardInterrupt])
-def test_an_error_at_any_break_of_a_step_is_raised_as_it_is_and_the_step_can_run_again(
-    backend, monkeypatch, kind
-) -> None:
-    """A step in model and replay graphs, interrupted before and after every write of KV; all in one pair of runners."""
-    runner = make_runner(backend, PLAN, SMOOTH)
-    arguments = Serving(runner).arguments(ASKED)
-    expected = [value.clone() for value in outputs_of(runner.step(*arguments))]
-    fuse = Fuse(0, kind)
-    layer_calls(monkeypatch, fuse)
-    runner.step(*arguments)
-    places = fuse.spent
-    assert places >= 2 * SMOOTH.num_layers
-    for at in range(1, places + 1):
-        fuse.at, fuse.spent = at, 0
-        with pytest.raises(kind, match=f"injected at call {at}") as caught:
-            runner.step(*arguments)
-        assert caught.type is kind and not has_forward_context()
-        assert getattr(backend, "running", None) is None
-        del caught
-        fuse.at = 0
-        assert all(torch.equal(*pair) for pair in zip(outputs_of(runner.step(*arguments)), expected, strict=True))
-
-
-def test_an_error_in_the_metadata_of_a_step_leaves_the_next_one_right(backend, monkeypatch) -> None:
-    """B8, C7 of the faults: between two of its copies, with a wider batch before it."""
-    runner = make_runner(backend, PLAN, SMOOTH)
-    arguments = Serving(runner).arguments([decode("d")])
-    expected = [value.clone() for value in outputs_of(runner.step(*arguments))]
-    staging = runner.contexts.batch._staging
-    wide, copy, fuse = Serving(runner).arguments(ASKED), staging._copy, Fuse(0, KeyboardInterrupt)
-    monkeypatch.setattr(staging, "_copy", lambda *arguments: (fuse.spend(), copy(*arguments)))
-    runner.step(*wide)
-    places = fuse.spent
-    assert places >= 3
-    for at in range(1, places + 1):
-        fuse.at, fuse.spent = at, 0
-        with pytest.raises(KeyboardInterrupt):
-            runner.step(*wide)
-        fuse.at = 0
-        assert not has_forward_context()
-        assert all(torch.equal(*pair) for pair in zip(outputs_of(runner.step(*arguments)), expected, strict=True))
-        assert not bool(runner.contexts.batch.block_table[1:].any())
-
-
-def test_a_replay_without_a_context_says_what_to_enter(backend) -> None:
-    """C5: a model graph and a replay graph."""
-    runner = make_runner(backend, PLAN, SMOOTH)
-    for graph in (runner.model_graphs[64], runner.replay_graphs.graphs[0]):
-        with (
-            backend.on_stream(runner.stream),
-            pytest.raises(RuntimeError, match="no forward context is set: run layers"),
-        ):
-            graph.replay()
-    with pytest.raises(RuntimeError, match="no forward context is set"):
-        runner.replay_graphs.run(torch.zeros(1, dtype=torch.int64, device=backend.device), {})
     eager_equals(runner)
 
 

@@ -10,7 +10,7 @@ import ipywidgets as widgets
 from replay_sim.batch.request import Batch
 from replay_sim.config import ServingConfig
 from replay_sim.config.serving import CUDAGRAPH_MODES
-from replay_sim.explore.explorer import Explorer, live_figure
+from replay_sim.explore.explorer import Explorer, html_table, live_figure
 from replay_sim.explore.figures_composer import composer_figure, redraw
 from replay_sim.explore.kept_rows import KeptRows
 from replay_sim.explore.request_list import RequestFields, RequestList, fields_refusal, make_request
@@ -149,15 +149,10 @@ class BatchComposer(Explorer):
         redraw(self.figure, self.kept)
 
     def _say_tables(self) -> None:
-        self._requests_table.value = self.kept.by_request().to_html(border=0)
-        self._rows_table.value = self.kept.by_row().to_html(border=0)
+        self._requests_table.value = html_table(self.kept.by_request())
+        self._rows_table.value = html_table(self.kept.by_row())
 
     def _assemble(self) -> widgets.VBox:
-        presets = []
-        for name in PRESETS:
-            button = widgets.Button(description=name, tooltip=f"Fill all controls: {name}")
-            button.on_click(lambda _, name=name: self.use_preset(name))
-            presets.append(button)
         others = [control for name, control in self.controls.items() if name != "requests"]
         tables = widgets.Accordion(
             [self._requests_table, _scrolling(self._rows_table)],
@@ -165,7 +160,7 @@ class BatchComposer(Explorer):
         )
         return widgets.VBox(
             [
-                widgets.HBox([widgets.HTML("presets"), *presets], layout=widgets.Layout(flex_flow="row wrap")),
+                self.preset_row(PRESETS, self.use_preset),
                 self.controls["requests"],
                 widgets.HBox(others, layout=widgets.Layout(flex_flow="row wrap")),
                 self.reset_button(),

@@ -104,12 +104,7 @@ class CaptureExplorer(Explorer):
             redraw_stack(self.figure, self.made)
 
     def _assemble(self) -> widgets.VBox:
-        presets = []
-        for name in PRESETS:
-            button = widgets.Button(description=name, tooltip=f"Fill all controls: {name}")
-            button.on_click(lambda _, name=name: self.use_preset(name))
-            presets.append(button)
-        row = widgets.HBox([widgets.HTML("presets"), *presets], layout=widgets.Layout(flex_flow="row wrap"))
+        row = self.preset_row(PRESETS, self.use_preset)
         parts = [row, self.grid("380px"), self.reset_button(), self._refusal, self._sentence, self.figure]
         return widgets.VBox(parts)
 

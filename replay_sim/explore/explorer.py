@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ipywidgets as widgets
+import pandas as pd
 import plotly.graph_objects as go
 
-from replay_sim.explore.keyboard import KeysStay
+from replay_sim.explore.in_page import InPage
+
+SIDES = 8
+"""Pixels of a page's width that are left beside a figure."""
 
 
 class Explorer(ABC):
@@ -66,8 +71,10 @@ class Explorer(ABC):
         self.set(**self._start)
 
     def listen(self) -> None:
-        """From here on, a control that is moved by hand changes what is shown, and keys pressed on it are its own."""
-        self.widget.children = (*self.widget.children, KeysStay())
+        """From here on a control that is moved by hand changes what is shown, and a page gives the figure its width."""
+        page = InPage()
+        page.observe(self._fit, "width")
+        self.widget.children = (*self.widget.children, page)
         for control in self.controls.values():
             control.observe(self._on_change, "value")
 
@@ -78,7 +85,7 @@ class Explorer(ABC):
 
     def say_sentence(self) -> None:
         """Show the sentence as it is now."""
-        self._sentence.value = html.escape(self.sentence)
+        self._sentence.value = f'<div style="line-height: 1.5">{html.escape(self.sentence)}</div>'
 
     def reset_button(self) -> widgets.Button:
         """A button that resets."""
@@ -86,10 +93,25 @@ class Explorer(ABC):
         button.on_click(lambda _: self.reset())
         return button
 
+    def preset_row(self, names: Iterable[str], use: Callable[[str], None]) -> widgets.HBox:
+        """A button for every preset, which calls `use` with its name."""
+        buttons = []
+        for name in names:
+            button = widgets.Button(description=name, tooltip=f"Fill all controls: {name}")
+            button.layout.width = "auto"
+            button.on_click(lambda _, name=name: use(name))
+            buttons.append(button)
+        return widgets.HBox([widgets.HTML("presets"), *buttons], layout=widgets.Layout(flex_flow="row wrap"))
+
     def grid(self, column: str) -> widgets.GridBox:
-        """The controls in columns of a width such as 320px, as many as fit."""
-        layout = widgets.Layout(grid_template_columns=f"repeat(auto-fit, {column})")
+        """The controls in columns of at least a width such as 320px, as many as fit, which share the page."""
+        layout = widgets.Layout(grid_template_columns=f"repeat(auto-fit, minmax({column}, 1fr))")
+        for control in self.controls.values():
+            control.layout.width = "auto"
         return widgets.GridBox(list(self.controls.values()), layout=layout)
+
+    def _fit(self, change: Any) -> None:
+        self.figure.layout.width = change["new"] - SIDES
 
     def _on_change(self, _: object = None) -> None:
         if not self._is_setting:
@@ -110,3 +132,8 @@ def live_figure(figure: go.Figure) -> go.FigureWidget:
     live = go.FigureWidget(figure)
     live.layout.autosize = True
     return live
+
+
+def html_table(frame: pd.DataFrame) -> str:
+    """The frame as HTML that looks beside the controls as it does as a cell's output."""
+    return f'<div class="jp-RenderedHTMLCommon">{frame.to_html(border=0)}</div>'

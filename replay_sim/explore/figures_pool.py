@@ -16,17 +16,16 @@ from replay_sim.explore.theme import FAINT, INK, LOOKS, RULE, Meaning, finish, m
 from replay_sim.replay.sharing import PoolSharing
 
 MIB = 1 << 20
-LEGEND_ROW_PIXELS = 20
 MOST_EDGES = 40
 PIXELS = 400
 """Parts of the map's height; what is smaller is drawn together with its neighbour."""
 MEANINGS = {"model": Meaning.MODEL_GRAPH, "replay": Meaning.REPLAY_GRAPH}
 PARTS = (
-    ("model", "model", True, "model graph, first to use the bytes"),
-    ("model", "model", False, "model graph, an earlier graph's bytes again"),
-    ("replay", "replay", True, "replay graph, first to use the bytes"),
-    ("replay", "replay", False, "replay graph, an earlier replay graph's bytes again"),
-    ("replay", "model", False, "replay graph, a model graph's bytes again"),
+    ("model", "model", True, "model graph, first use"),
+    ("model", "model", False, "model graph, reuse"),
+    ("replay", "replay", True, "replay graph, first use"),
+    ("replay", "replay", False, "replay graph, reuse"),
+    ("replay", "model", False, "replay graph in a model's bytes"),
 )
 """Group of a graph, group of the first user of the bytes, whether they are the same graph, and how it is said."""
 PATTERNS = {("model", "model"): "/", ("replay", "replay"): "/", ("replay", "model"): "x"}
@@ -67,15 +66,7 @@ def address_map_figure(pool_map: PoolMap, source: str) -> go.Figure:
         ticks="",
     )
     figure.update_xaxes(title_text="graphs in the order of their capture", row=2, col=1)
-    finished = finish(figure, finding=_map_finding(pool_map), source=source, height=700, left=78, below=78)
-    return _with_room_for_legend(finished, rows=4)
-
-
-def _with_room_for_legend(figure: go.Figure, rows: int) -> go.Figure:
-    """Move the plot down for a legend of more rows than one."""
-    more = LEGEND_ROW_PIXELS * (rows - 1)
-    figure.update_layout(margin_t=figure.layout.margin.t + more, height=figure.layout.height + more)
-    return figure
+    return finish(figure, finding=_map_finding(pool_map), source=source, height=740, left=78, below=78)
 
 
 def _look(group: str, first_group: str, is_first: bool) -> dict[str, Any]:
@@ -236,7 +227,7 @@ def reserved_figure(cases: Sequence[ReservedCase], source: str) -> go.Figure:
         for index, meaning in enumerate(MEANINGS.values()):
             _add_reserved_bars(figure, cases, kind, index, meaning)
     figure.update_layout(barmode="group", bargap=0.22, bargroupgap=0.06)
-    figure.update_xaxes(showgrid=False, tickangle=0)
+    figure.update_xaxes(showgrid=False, tickangle=0, tickfont={"size": 12})
     figure.update_yaxes(title_text="reserved by graph pools (MiB)", rangemode="tozero", tickformat=",")
     return finish(figure, finding=_reserved_finding(cases), source=source, height=500, left=78, below=86)
 
@@ -314,7 +305,7 @@ def early_aux_figure(demo: CorruptionDemo, source: str) -> go.Figure:
         "are read: no error, plausible numbers, and which ones depends on the batch"
     )
     figure.update_layout(legend={"y": 1.1})
-    return _with_room_for_legend(finish(figure, finding=finding, source=source, height=520, left=86), rows=3)
+    return finish(figure, finding=finding, source=source, height=540, left=86)
 
 
 def _add_aux_state(figure: go.Figure, step: EarlyAuxStep, row: int, column: int) -> None:

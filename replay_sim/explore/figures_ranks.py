@@ -39,6 +39,7 @@ def ranks_figure(rows: Sequence[RankPadding], source: str) -> go.Figure:
                 )
     ticks = sorted({row.num_ranks for row in rows})
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=list(map(str, ticks)), title_text="ranks")
+    figure.update_annotations(font={"size": 13})
     figure.update_yaxes(title_text="pads among padded rows", tickformat=".0%", rangemode="tozero", row=1, col=1)
     figure.update_layout(legend={"y": 1.1})
     return finish(figure, finding=_finding(rows), source=source, height=450)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -54,7 +56,7 @@ def relative_figure(
     figure.update_xaxes(title_text=PAGE_TOKENS, type="category", showgrid=False)
     figure.update_yaxes(title_text=f"% of “{ARM_LOOKS[base].label}”", rangemode="tozero")
     finding = _bars_finding(compared, by, subject)
-    return _with_room(finish(figure, finding=finding, source=source, height=470), rows=2)
+    return finish(figure, finding=finding, source=source, height=480)
 
 
 def _bars_finding(compared: pd.DataFrame, by: str, subject: str) -> str:
@@ -65,13 +67,6 @@ def _bars_finding(compared: pd.DataFrame, by: str, subject: str) -> str:
         worst, best = of_arm.idxmax(), of_arm.idxmin()
         parts.append(f"{name} {of_arm[worst]:.0f}% at {worst:,} tokens and {of_arm[best]:.0f}% at {best:,}")
     return f"{subject}, of replay off's time: {'; '.join(parts)}"
-
-
-def _with_room(figure: go.Figure, rows: int) -> go.Figure:
-    """Move the plot down for a legend of so many rows."""
-    more = 22 * (rows - 1)
-    figure.update_layout(margin_t=figure.layout.margin.t + more, height=figure.layout.height + more)
-    return figure
 
 
 def published_figure(steps: pd.DataFrame, prefills: pd.DataFrame, experts: tuple[int, ...], source: str) -> go.Figure:
@@ -112,10 +107,7 @@ def published_figure(steps: pd.DataFrame, prefills: pd.DataFrame, experts: tuple
     for note in figure.layout.annotations:
         note.update(y=1.0, yanchor="bottom", font={"size": 13})
     figure.update_layout(legend={"y": 1.08})
-    finished = finish(
-        figure, finding=_published_finding(figure), source=f"{source}. Published: {TTFT_SOURCE}", height=480
-    )
-    return _with_room(finished, rows=3)
+    return finish(figure, finding=_published_finding(figure), source=f"{source}. Published: {TTFT_SOURCE}", height=480)
 
 
 def _published_finding(figure: go.Figure) -> str:
@@ -171,7 +163,7 @@ def time_figure(steps: pd.DataFrame, tokens: int, experts: tuple[int, int], sour
     )
     for column, count in enumerate(experts, 1):
         at = steps[(steps["num_local_experts"] == count) & (steps["num_tokens"] == tokens)].dropna(subset="device_us")
-        names = [ARM_LOOKS[arm].label.replace(", ", ",<br>").replace(" in ", "<br>in ") for arm in at["arm"]]
+        names = ["<br>".join(textwrap.wrap(ARM_LOOKS[arm].label, 8)) for arm in at["arm"]]
         busy = (at.device_us.clip(upper=at.step_us) / 1e3).round(3)
         idle = ((at.step_us - at.device_us).clip(lower=0) / 1e3).round(3)
         shown = {"showlegend": column == 1, "row": 1, "col": column}
@@ -197,8 +189,7 @@ def time_figure(steps: pd.DataFrame, tokens: int, experts: tuple[int, int], sour
     figure.update_yaxes(title_text="milliseconds of a step", row=1, col=1)
     for note in figure.layout.annotations:
         note.update(y=1.0, yanchor="bottom", font={"size": 13})
-    finished = finish(figure, finding=_time_finding(steps, tokens, experts), source=source, height=500, below=70)
-    return _with_room(finished, rows=2)
+    return finish(figure, finding=_time_finding(steps, tokens, experts), source=source, height=520, below=80)
 
 
 def _time_finding(steps: pd.DataFrame, tokens: int, experts: tuple[int, int]) -> str:
@@ -220,7 +211,7 @@ def calls_figure(table: pd.DataFrame, source: str) -> go.Figure:
     columns = (("ratio", "ours, H200", Meaning.KEPT), ("published H100 ratio", "published, H100", Meaning.TRIMMED))
     for column, name, meaning in columns:
         figure.add_bar(
-            x=table.index.tolist(),
+            x=["<br>".join(textwrap.wrap(call, 12)) for call in table.index],
             y=table[column].tolist(),
             name=name,
             marker=marker(meaning),

@@ -197,14 +197,13 @@ def gains_figure(panels: Sequence[GainPanel], source: str, *, over_rows: bool = 
     if over_rows:
         figure.update_xaxes(title_text="tokens over requests × window", tickvals=[0.25, 0.5, 1, 2, 4, 8, 16, 32, 64])
     else:
-        figure.update_xaxes(tickvals=TICKS, ticktext=[f"{tick:,}" for tick in TICKS])
+        ticks = TICKS if len(panels) == 1 else TICKS[::2]
+        figure.update_xaxes(tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_yaxes(title_text="the break saves (%)", row=1, col=1)
     for note in figure.layout.annotations:
         note.update(y=1.0, yanchor="bottom", font={"size": 13})
     figure.update_layout(legend={"y": 1.09})
-    finished = finish(figure, finding=_gains_finding(panels, over_rows), source=source, height=430)
-    finished.update_layout(margin_t=finished.layout.margin.t + 30, height=460)
-    return finished
+    return finish(figure, finding=_gains_finding(panels, over_rows), source=source, height=450)
 
 
 def _add_gain_curve(

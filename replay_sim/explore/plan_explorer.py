@@ -10,7 +10,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from replay_sim.config import ServingConfig, load_config, preset_names
-from replay_sim.explore.explorer import Explorer, live_figure
+from replay_sim.explore.explorer import Explorer, html_table, live_figure
 from replay_sim.explore.figures_sizes import plans_figure
 from replay_sim.explore.plan_comparison import (
     COST,
@@ -95,7 +95,7 @@ class PlanExplorer(Explorer):
             raise ValueError(self.message)
         self.figure = live_figure(self._draw())
         self.widget = widgets.VBox(
-            [self.grid("460px"), self.reset_button(), self._refusal, self._sentence, self._table, self.figure]
+            [self.grid("400px"), self.reset_button(), self._refusal, self._sentence, self._table, self.figure]
         )
         self.listen()
 
@@ -207,7 +207,8 @@ class PlanExplorer(Explorer):
         self.weights, self.judgements = weights, judged(plans, weights)
         self.say_sentence()
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        self._table.value = judged_table(self.judgements).to_html(border=0) + (f"<ul>{notes}</ul>" if notes else "")
+        listed = f'<ul style="line-height: 1.5">{notes}</ul>' if notes else ""
+        self._table.value = html_table(judged_table(self.judgements)) + listed
 
     def _draw(self) -> go.Figure:
         source = f"computed by replay_sim.plan from the controls' values; pads over {self.weights.source}; {COST}"

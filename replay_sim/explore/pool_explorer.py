@@ -24,6 +24,7 @@ CHOICES = {
     "outputs": tuple(OUTPUTS),
 }
 START = {"preset": "default", "arrangement": "shared", "order": "largest_first", "outputs": "dropped"}
+STYLE = {"description_width": "110px"}
 MAY_USE = {
     PoolSharing.SHARED: "A model whose early aux states are read after the replay layers must not use it; "
     "any other takes it by itself.",
@@ -46,7 +47,7 @@ class PoolExplorer(Explorer):
                 raise ValueError(self.refusal(name, value))
         super().__init__(
             {
-                name: widgets.Dropdown(options=options, value=(START | values)[name], description=name)
+                name: widgets.Dropdown(options=options, value=(START | values)[name], description=name, style=STYLE)
                 for name, options in CHOICES.items()
             }
         )

@@ -78,8 +78,8 @@ class SpeedupExplorer(Explorer):
         self.figure = live_figure(self._draw())
         self.widget = widgets.VBox(
             [
-                self._presets(),
-                self.grid("430px"),
+                self.preset_row(PRESETS, self.use_preset),
+                self.grid("400px"),
                 self.reset_button(),
                 self._refusal,
                 self._sentence,
@@ -165,19 +165,10 @@ class SpeedupExplorer(Explorer):
         axes = state["x_axis"], state["y_axis"]
         return heat_figure(self.shown, axes, state["arm"], state["against"], self.cells.source)
 
-    def _presets(self) -> widgets.HBox:
-        buttons = []
-        for name in PRESETS:
-            button = widgets.Button(description=name, tooltip=f"Fill all controls: {name}")
-            button.layout.width = "auto"
-            button.on_click(lambda _, name=name: self.use_preset(name))
-            buttons.append(button)
-        return widgets.HBox([widgets.HTML("presets"), *buttons], layout=widgets.Layout(flex_flow="row wrap"))
-
 
 def _menu(name: str, value: Any) -> widgets.Dropdown | widgets.SelectionSlider:
     """A menu for axes and arms, a slider over its values for a setting."""
-    style, layout = {"description_width": "230px"}, widgets.Layout(width="430px")
+    style, layout = {"description_width": "250px"}, widgets.Layout(width="430px")
     label = LABELS.get(name, name)
     if name in VALUES:
         return widgets.SelectionSlider(

@@ -39,7 +39,7 @@ class SweepExplorer(Explorer):
         )
         self.figure = live_figure(self._draw())
         self.widget = widgets.VBox(
-            [self.grid("490px"), self.reset_button(), self._refusal, self._sentence, self.figure]
+            [self.grid("400px"), self.reset_button(), self._refusal, self._sentence, self.figure]
         )
         self.listen()
 

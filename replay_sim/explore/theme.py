@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import html
+import math
 import textwrap
 from typing import Any
 
@@ -12,9 +13,12 @@ import plotly.graph_objects as go
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 INK, FAINT, RULE = "#1B1F24", "#57606A", "#D8DEE4"
-TITLE_CHARACTERS, CAPTION_CHARACTERS = 88, 135
+TITLE_CHARACTERS, CAPTION_CHARACTERS = 80, 130
 CAPTION_LINE_PIXELS = 16
-EDGE, TITLE_PAD = 16, 14
+EDGE, TITLE_PAD, RIGHT = 16, 14, 44
+LEGEND_ROW_PIXELS, LEGEND_SPARE_PIXELS, LEGEND_KEY_PIXELS, LEGEND_CHARACTER_PIXELS = 20, 28, 45, 7.2
+NARROWEST = 848
+"""Pixels of a notebook's cell in a window of 1,280: there titles are not cut and legends not covered."""
 
 
 class Meaning(enum.Enum):
@@ -93,15 +97,17 @@ def text(value: object) -> str:
 def finish(figure: go.Figure, *, finding: str, source: str, height: int, left: int = 70, below: int = 52) -> go.Figure:
     """Give the figure the theme, the title that states its finding, and a caption with its source.
 
-    All in pixels: `height`, and the room for the labels of the axes, `left` and `below`.
+    All in pixels: `height`, to which a legend of several rows adds, and the room for the labels of the axes, `left`
+    and `below`.
     """
+    more_legend = _room_for_legend(figure, NARROWEST - left - RIGHT)
     title, caption = titled(finding), _wrapped(f"Source: {source}", CAPTION_CHARACTERS)
     bottom = below + 12 + CAPTION_LINE_PIXELS * (1 + caption.count("<br>"))
     figure.update_layout(
         template=TEMPLATE,
         title=title,
-        height=height,
-        margin={"l": left, "r": 44, "t": 84 + 20 * title["text"].count("<br>"), "b": bottom},
+        height=height + more_legend,
+        margin={"l": left, "r": RIGHT, "t": 84 + 20 * title["text"].count("<br>") + more_legend, "b": bottom},
     )
     figure.add_annotation(
         name="caption",
@@ -127,6 +133,15 @@ def titled(finding: str) -> dict[str, Any]:
     return {"text": f"<b>{words}</b>", "pad": {"t": TITLE_PAD + 12 * ("<br>" in words), "l": EDGE}}
 
 
+def _room_for_legend(figure: go.Figure, width: float) -> int:
+    """The pixels that a horizontal legend so wide needs beyond those of one row: its entries stand in columns then."""
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    entries = [LEGEND_KEY_PIXELS + LEGEND_CHARACTER_PIXELS * len(name) for name in dict.fromkeys(names)]
+    if sum(entries) <= width:
+        return 0
+    return LEGEND_ROW_PIXELS * math.ceil(len(entries) / max(1, width // max(entries))) - LEGEND_SPARE_PIXELS
+
+
 def _wrapped(words: str, width: int) -> str:
     return "<br>".join(text(part) for part in textwrap.wrap(words, width))
 
@@ -147,7 +162,7 @@ def _axis() -> dict[str, Any]:
 TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 13, "color": INK},
-        "title": {"font": {"size": 17}, "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container"}
+        "title": {"font": {"size": 16}, "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container"}
         | {"yanchor": "top", "pad": {"t": TITLE_PAD, "l": EDGE}},
         "paper_bgcolor": "#FFFFFF",
         "plot_bgcolor": "#FFFFFF",

@@ -81,8 +81,8 @@ class ThresholdExplorer(Explorer):
         self.figure = live_figure(self._draw())
         self.widget = widgets.VBox(
             [
-                self._presets(),
-                self.grid("450px"),
+                self.preset_row(PRESETS, self.use_preset),
+                self.grid("410px"),
                 self.reset_button(),
                 self._refusal,
                 self._sentence,
@@ -155,19 +155,10 @@ class ThresholdExplorer(Explorer):
         source = f"{self.shown.source}. Steps of the lowest panel: {steps}"
         return threshold_figure(self.shown, state[THRESHOLD], self.costs, source)
 
-    def _presets(self) -> widgets.HBox:
-        buttons = []
-        for name in PRESETS:
-            button = widgets.Button(description=name, tooltip=f"Fill all controls: {name}")
-            button.layout.width = "auto"
-            button.on_click(lambda _, name=name: self.use_preset(name))
-            buttons.append(button)
-        return widgets.HBox([widgets.HTML("presets"), *buttons], layout=widgets.Layout(flex_flow="row wrap"))
-
 
 def _control(name: str, value: Any) -> widgets.Dropdown | widgets.SelectionSlider:
     """A menu for words, a slider over its values for a number."""
-    style, layout = {"description_width": "250px"}, widgets.Layout(width="450px")
+    style, layout = {"description_width": "270px"}, widgets.Layout(width="450px")
     if isinstance(value, str):
         shown = [
             (f"{choice} ({ARM_LOOKS[choice].label})" if name == "arm" else choice, choice) for choice in CHOICES[name]

@@ -54,7 +54,7 @@ class WorkloadExplorer(Explorer):
         self._refresh()
         self.figure = live_figure(self._draw())
         self.widget = widgets.VBox(
-            [self.grid("460px"), self.reset_button(), self._refusal, self._sentence, self.figure]
+            [self.grid("400px"), self.reset_button(), self._refusal, self._sentence, self.figure]
         )
         self.listen()
 

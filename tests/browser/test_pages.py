@@ -123,6 +123,13 @@ def test_a_key_moves_a_control_and_figure_and_text_follow_and_reset_brings_them_
     assert back["data"] == said["data"] and back["title"] == said["title"] and said["sentence"] in back["words"]
 
 
+def test_a_letter_on_a_control_is_no_command_of_jupyterlab(run, move) -> None:
+    """In command mode `b` would insert a cell below."""
+    cells = run.code_cells()
+    run.control(move.label).press("b")
+    assert run.code_cells() == cells
+
+
 def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_of_the_network(run) -> None:
     assert not run.problems
 

@@ -29,9 +29,9 @@ SHARED = PoolMap(
         MappedGraph("replay graph of 2 rows", "replay", (TouchedRange(30 * MIB, MIB, 2),), 32 * MIB),
     ),
 )
-FIRST, AGAIN = "model graph, first to use the bytes", "model graph, an earlier graph's bytes again"
-OWN, OWN_AGAIN = "replay graph, first to use the bytes", "replay graph, an earlier replay graph's bytes again"
-FOREIGN = "replay graph, a model graph's bytes again"
+FIRST, AGAIN = "model graph, first use", "model graph, reuse"
+OWN, OWN_AGAIN = "replay graph, first use", "replay graph, reuse"
+FOREIGN = "replay graph in a model's bytes"
 
 
 def title(figure) -> str:

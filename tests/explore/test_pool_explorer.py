@@ -37,7 +37,7 @@ def test_a_menu_changed_by_hand_changes_figure_map_and_sentence(explorer) -> Non
     assert "reuse no byte of the model graphs" in shown(explorer)
     assert "replay graphs +44 MiB" in explorer._sentence.value
     drawn = {trace.name: len(trace.x) for trace in explorer.figure.data if trace.name}
-    assert drawn["replay graph, first to use the bytes"] > 0 == drawn["replay graph, a model graph's bytes again"]
+    assert drawn["replay graph, first use"] > 0 == drawn["replay graph in a model's bytes"]
 
 
 def test_state_set_from_python_reads_back_and_can_be_replayed(explorer) -> None:

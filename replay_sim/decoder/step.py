@@ -63,6 +63,16 @@ class StepOutput:
     record: StepRecord
 
 
+def default_replay_form(backend: CaptureBackend, plan: CapturePlan) -> ReplayForm:
+    """One launch on a GPU, where graphs that break are held up by the host; breakable graphs else.
+
+    Also where a step may have more tokens than the largest model graph that breaks: one-launch graphs scatter into its
+    break buffers, so that such a step, which runs eagerly, could take none of them, but takes a breakable one.
+    """
+    covered = max(plan.breaking_sizes, default=0) >= plan.max_num_batched_tokens
+    return ReplayForm.ONE_LAUNCH if backend.name == "cuda" and covered else ReplayForm.BREAKABLE
+
+
 class StepRunner:
     """Runs steps of a decoder of `shape` by `plan` on `backend`, over one KV cache of `num_blocks` blocks.
 

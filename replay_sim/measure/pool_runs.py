@@ -22,6 +22,7 @@ from replay_sim.measure.records import Point
 from replay_sim.measure.run_steps import capture_groups, make_backend
 from replay_sim.plan.capture_plan import make_plan
 from replay_sim.progress import Progress, no_progress
+from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.sharing import PoolSharing
 from replay_sim.whole_file import write_whole
 from replay_sim.workload.kv_blocks import BLOCK_SIZE, blocks_for
@@ -136,6 +137,7 @@ def capture_once(case: PoolCase) -> list[Point]:
         max_blocks=max_blocks,
         block_size=BLOCK_SIZE,
         seed=case.seed,
+        replay_form=ReplayForm.BREAKABLE,
         sharing=PoolSharing(case.arrangement),
         largest_first=case.order == ORDERS[0],
         hold_outputs=case.outputs == OUTPUTS[1],

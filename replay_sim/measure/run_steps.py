@@ -13,9 +13,10 @@ from tabulate import tabulate
 from replay_sim.batch.dispatch import DispatchTable, StepRecord
 from replay_sim.capture import BreakableGraph, CaptureBackend
 from replay_sim.config import FLASH_RANK, TINY, DecoderShape, ServingConfig
-from replay_sim.decoder.step import StepRunner
+from replay_sim.decoder.step import StepRunner, default_replay_form
 from replay_sim.plan.capture_plan import CapturePlan, make_plan
 from replay_sim.progress import Progress, no_progress
+from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.sharing import PoolSharing
 from replay_sim.workload.kv_blocks import BLOCK_SIZE, blocks_for
 from replay_sim.workload.scheduler import Scheduler
@@ -52,6 +53,7 @@ class RunReport:
     shape: str
     sharing: PoolSharing
     sharing_reason: str
+    replay_form: ReplayForm
     groups: tuple[CaptureGroup, ...]
     records: tuple[StepRecord, ...]
     step_us: tuple[float, ...]
@@ -74,7 +76,8 @@ class RunReport:
         groups = tabulate(rows, ("Group", "Graphs", "Segments", "Capture s", "Pool MiB"), tablefmt="pipe")
         buffers = (
             f"Static input buffers {self.static_buffer_bytes / MIB:,.1f} MiB, break buffers "
-            f"{self.break_buffer_bytes / MIB:,.1f} MiB. Pool: {self.sharing.value}, {self.sharing_reason}."
+            f"{self.break_buffer_bytes / MIB:,.1f} MiB. Pool: {self.sharing.value}, {self.sharing_reason}. "
+            f"Replay graphs: {self.replay_form.value}."
         )
         done = (
             f"Ran {len(self.records)} steps of {self.shape} on {self.device} in {sum(self.step_us) / 1e6:.2f} s; "
@@ -144,6 +147,7 @@ def execute_steps(
         shape=shape.name,
         sharing=runner.sharing.sharing,
         sharing_reason=runner.sharing.reason,
+        replay_form=runner.replay_form,
         groups=groups,
         records=tuple(records),
         step_us=tuple(times),
@@ -215,5 +219,6 @@ def _make_runner(
         max_blocks=max_blocks,
         block_size=BLOCK_SIZE,
         seed=seed,
+        replay_form=default_replay_form(backend, plan),
         sharing=sharing,
     )

@@ -160,6 +160,7 @@ def _run(request: MeasureRequest) -> tuple[list[Record], str]:
     settings = _plan_settings(request) | {
         "workload": request.workload,
         "sharing": report.sharing.value,
+        "replay_form": report.replay_form.value,
         "static_buffer_bytes": report.static_buffer_bytes,
         "break_buffer_bytes": report.break_buffer_bytes,
     }

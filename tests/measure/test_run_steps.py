@@ -11,9 +11,10 @@ from small_config import CONFIG, LENGTHS, NUM_MODEL_GRAPHS, NUM_REPLAY_GRAPHS
 from replay_sim.batch.request import Batch, Phase, Request
 from replay_sim.capture.host import HostBackend, HostSegment
 from replay_sim.config import FLASH_RANK, TINY, config_from_mapping
-from replay_sim.decoder.step import StepRunner
+from replay_sim.decoder.step import StepRunner, default_replay_form
 from replay_sim.measure.run_steps import capture_groups, default_shape, execute_steps, make_backend
 from replay_sim.plan import make_plan
+from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.sharing import PoolSharing
 from replay_sim.workload.scheduler import Scheduler
 from replay_sim.workload.settings import SchedulerSettings
@@ -69,6 +70,25 @@ def test_both_groups_are_captured_whole_before_the_first_step(run) -> None:
     assert model.seconds > 0 and replay.seconds > 0
     assert report.sharing is PoolSharing.SHARED and replay.pool_bytes == 0 < model.pool_bytes
     assert list(shown) == ["PIECEWISE", "FULL", "replay", "steps"]
+
+
+def test_replay_graphs_are_of_one_launch_on_a_gpu_where_break_buffers_hold_every_step(run) -> None:
+    """Issue 5: the default where it wins; the small config's largest graph holds its token budget."""
+    report, _ = run
+    on_gpu = report.device != "the host backend"
+    assert report.replay_form is (ReplayForm.ONE_LAUNCH if on_gpu else ReplayForm.BREAKABLE)
+    assert report.groups[1].num_segments == NUM_REPLAY_GRAPHS * (1 if on_gpu else SHAPE.num_replay_layers + 1)
+    assert f"Replay graphs: {report.replay_form.value}." in report.markdown()
+
+
+def test_the_default_form_is_breakable_on_a_cpu_and_where_a_step_may_outgrow_the_break_buffers() -> None:
+    """Issue 5, G3: a step of more tokens than the largest model graph could take no graph of one launch."""
+    on_gpu, plan = attrs.make_class("Backend", {"name": attrs.field(default="cuda")})(), make_plan(SERVING)
+    tokens = plan.breaking_sizes[-1]
+    for budget, form in ((tokens, ReplayForm.ONE_LAUNCH), (tokens + 1, ReplayForm.BREAKABLE)):
+        assert default_replay_form(on_gpu, attrs.evolve(plan, max_num_batched_tokens=budget)) is form
+        assert default_replay_form(HostBackend(), plan) is ReplayForm.BREAKABLE
+    assert default_replay_form(on_gpu, attrs.evolve(plan, trim_threshold=None, replay_sizes=())) is ReplayForm.BREAKABLE
 
 
 def test_the_text_says_what_ran_where_and_holds_both_tables(run) -> None:

@@ -291,7 +291,10 @@ def test_replay_of_the_decoders_layers_equals_eager_bit_for_bit_whatever_the_pad
 def test_one_launch_equals_breakable_graphs_and_eager_bit_for_bit_whatever_the_pads_held(
     bench: Bench, batch: Batch, seed: int, larger: int
 ) -> None:
-    """G5, B2, L6: poison in the static buffers and in every row that is not kept; the metadata is the graph's own."""
+    """G5, B2, L6: poison in the static buffers and in every row that is not kept; the metadata is the graph's own.
+
+    On a GPU at least 100 different batches in float32 and 100 others in bfloat16: 200 random batches (issue 5).
+    """
     runner, rows = bench.runner, kept_rows(batch)
     size = size_for(len(rows), larger)
     bench.write(batch, batch.num_tokens)

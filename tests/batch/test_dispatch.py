@@ -257,6 +257,22 @@ def test_the_table_counts_what_was_asked_what_ran_and_why():
     assert table.replay_reasons.total() == table.model_reasons.total() == len(STEPS)
 
 
+def test_rows_of_one_count_stand_by_tokens_then_size_then_mode():
+    """G3."""
+    table = DispatchTable()
+    step = dispatch(STEPS[0])
+    asked = [(5, 8, FULL), (3, 16, FULL), (5, 6, PIECEWISE), (5, 6, FULL), (3, 4, NONE)]
+    for tokens, padded, mode in asked:
+        table.add(attrs.evolve(step, num_tokens=tokens, padded_tokens=padded, mode=mode))
+    assert [(row[0], row[1], row[3]) for row in table.model_rows()] == [
+        (3, 4, "NONE"),
+        (3, 16, "FULL"),
+        (5, 6, "FULL"),
+        (5, 6, "PIECEWISE"),
+        (5, 8, "FULL"),
+    ]
+
+
 def test_the_table_prints_the_columns_its_users_know():
     """G3."""
     table = DispatchTable()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from replay_sim.config import ServingConfig, config_from_mapping
 from replay_sim.plan import make_plan
+from replay_sim.plan.capture_sizes import listed
 
 WINDOW = 128
 EXPLICIT = [512, 8, 64, 8]
@@ -269,3 +270,9 @@ def test_a_decode_that_exceeds_the_token_budget_has_no_full_graph() -> None:
     plan = make_plan(config_from_mapping(settings | {"num_speculative_tokens": 7}))
     assert plan.full_sizes == () and plan.model_sizes == (1, 2, 4)
     assert make_plan(config_from_mapping(settings | {"num_speculative_tokens": 5})).full_sizes == (6,)
+
+
+def test_a_message_lists_up_to_twelve_sizes_and_of_more_the_first_ten_and_the_last() -> None:
+    assert listed(range(1, 13)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    assert listed(range(1, 15)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 14"
+    assert listed(()) == ""

@@ -137,6 +137,14 @@ def test_a_value_that_it_cannot_start_with_is_an_error() -> None:
         make(arm=OFF)
 
 
+def test_the_name_of_a_measurement_is_text_in_the_figure_and_no_tag() -> None:
+    """Issue 8: what comes from files is escaped."""
+    explorer = make()
+    explorer.add_points([step_point(GRAPHS, 512, 30.0), step_point(OFF, 512, 40.0)], "run <img src=x onerror=alert(1)>")
+    shown = explorer.figure.to_json() + explorer._sentence.value
+    assert "<img" not in shown and "\\u003cimg" not in shown and "img src=x" in shown
+
+
 def test_points_that_were_just_measured_join_the_map() -> None:
     explorer = make()
     live = [step_point(GRAPHS, 512, 30.0), step_point(OFF, 512, 40.0)]

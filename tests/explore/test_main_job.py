@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from small_config import CONFIG
 
-from replay_sim.explore.__main__ import main
+from replay_sim.explore.__main__ import MOST_AT_ONCE, execute_notebooks, main, notebooks_at_once
 
 
 def inputs(folder, cell: str) -> list[str]:
@@ -47,3 +47,19 @@ def test_a_notebook_that_fails_stops_it_before_any_report(tmp_path) -> None:
 def test_bad_input_is_one_line() -> None:
     result = CliRunner().invoke(main, ["no-such-preset"])
     assert result.exit_code != 0 and "no-such-preset" in str(result.output) + str(result.exception)
+
+
+def test_notebooks_run_side_by_side_only_where_no_gpu_is_timed(monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert notebooks_at_once() == MOST_AT_ONCE
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert notebooks_at_once() == 1
+
+
+def test_pages_keep_the_order_of_the_notebooks(tmp_path) -> None:
+    for name in ("02_b", "01_a", "03_c"):
+        cells = [new_markdown_cell(f"# {name}"), new_code_cell("1 + 1")]
+        nbformat.write(new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
+    pages = execute_notebooks(tmp_path, tmp_path / "out")
+    assert list(pages.values()) == ["01_a", "02_b", "03_c"]

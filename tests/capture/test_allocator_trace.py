@@ -146,6 +146,8 @@ def test_a_failure_in_the_middle_of_writing_leaves_the_trace_before_and_nothing_
         (HEADER.replace(":1", ":2"), "version 2; this reader knows 1"),
         (HEADER.replace("}", ',"segments":[[1]]}'), "segments must be pairs"),
         (HEADER.replace("}", ',"segments":[[1,true]]}'), "segments must be pairs"),
+        (HEADER.replace("}", ',"segments":[[-1,2]]}'), "segments must be pairs"),
+        (HEADER.replace("}", ',"segments":[[1,9223372036854775808]]}'), "segments must be pairs"),
         (HEADER + '\n["malloc",1]', "line 2: an event is an array that starts with one of alloc"),
         (HEADER + "\n[[]]", "line 2: an event is"),
         (HEADER + "\n7", "line 2: an event is"),

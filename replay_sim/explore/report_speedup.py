@@ -133,7 +133,7 @@ def _errors(found: Evidence) -> Iterator[Part]:
         yield Words("No step-time model is bundled: what was not measured has no number.")
         return
     title = (
-        "Absolute error of step time on held-out points by arm, and on steps that the host bounds, most of them fitted"
+        "Absolute error of step time on held-out points by arm, and on all steps that the host bounds, fitted ones too"
     )
     yield frame_table(title, model_error_table(found.model))
     yield Words(sentence(found.model_source), is_source=True)

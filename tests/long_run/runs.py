@@ -109,7 +109,7 @@ def _worlds(seeds: Iterable[int], workers: int, run: Callable[[int], Report]) ->
 def quiet() -> None:
     """One thread a process, PyTorch's own products, and no walk of what the imports made at every collection (C9).
 
-    Where a CPU multiplies bfloat16, oneDNN's product of rows of 34 makes a row NaN if the next one holds NaN.
+    RESULT.md has why oneDNN is left out: rows of 34 bfloat16 that became NaN beside a pad, on one kind of CPU.
     """
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)

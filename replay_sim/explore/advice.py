@@ -14,7 +14,7 @@ from replay_sim.explore.job import Job
 from replay_sim.explore.pool_measured import ReservedCase
 from replay_sim.explore.report_parts import sentence
 from replay_sim.explore.report_threshold import config_words, crossing_words
-from replay_sim.explore.report_workload import guesses_of
+from replay_sim.explore.report_workload import guesses_of, told_of
 from replay_sim.explore.speedup_cells import CellKind
 from replay_sim.explore.tuning_report import headline
 from replay_sim.explore.workload_steps import TunedWorkload
@@ -54,12 +54,14 @@ def recommendation(advice: Advice) -> str:
 
 
 def _margin(tuned: TunedWorkload) -> Iterator[str]:
-    """The margin where there is a choice, and on how much of the time the model is extrapolated."""
+    """What the winner overrides, the margin where there is a choice, and how much of the time is extrapolated."""
+    yield from map(sentence, told_of(tuned))
     own, best = (plan.unseen or plan.seen for plan in (tuned.tuning.own, tuned.tuning.tuned))
     if own.mixed_step_ms and best.mixed_step_ms and own.mixed_steps == best.mixed_steps:
+        less = 1 - best.mixed_step_ms / own.mixed_step_ms
         yield (
             f"Of these steps {own.mixed_steps:,} of {own.steps:,} run outside of FULL graphs, where sizes are a "
-            f"choice: there a step takes {1 - best.mixed_step_ms / own.mixed_step_ms:.1%} less, "
+            f"choice: there a step takes {abs(less):.1%} {'more' if less < 0 else 'less'}, "
             f"{best.mixed_step_ms:,.3f} ms tuned against {own.mixed_step_ms:,.3f} ms with the config's own sizes "
             "(modelled)."
         )

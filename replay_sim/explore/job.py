@@ -89,7 +89,7 @@ def run_job(
         report = execute_steps(config, requests, num_steps=num_steps, backend=backend, seed=seed, progress=progress_bar)
         executed = ExecutedRun(report, describe_environment(backend.device))
     return Job(
-        config_name,
+        Path(config_name).name,  # reports are read elsewhere
         config,
         plan,
         FLASH_RANK,

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 MIB = 1 << 20
 MOST_ROWS = 20
+MOST_LISTED = 60
 NUMBER = re.compile(r"(?:[+−-]?[\d,]+(?:\.\d+)?(?: ?%| MiB| ms| s)?|–|none)")
 """A cell that is set to the right."""
 
@@ -109,7 +110,7 @@ def cell(key: str, value: Any) -> str:
     if key == "reachable_rows":
         return ", ".join(f"{low:,} to {high:,}" for low, high in value) or "none"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return listed(value, ", ")
     if key.endswith("_bytes") and isinstance(value, int):
         return f"{value / MIB:,.1f} MiB"
     if key in ("mean_padding", "worst_padding"):
@@ -117,6 +118,13 @@ def cell(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def listed(values: Sequence[Any], between: str) -> str:
+    """The values in a row, of very many the first and the last with their count."""
+    if len(values) <= MOST_LISTED:
+        return between.join(map(str, values)) or "none"
+    return f"{between.join(map(str, values[:10]))}{between}… {values[-1]} ({len(values)} in all)"
 
 
 def frame_table(title: str, frame: pd.DataFrame) -> Table:

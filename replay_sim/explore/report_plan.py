@@ -11,7 +11,7 @@ from replay_sim.replay.sharing import PoolSharing
 
 
 def plan_section(found: Evidence) -> Section:
-    """The staircase of the replay sizes, then settings, sizes and costs in the engine's names."""
+    """The staircase of the replay sizes, if there are any, then settings, sizes and costs in the engine's names."""
     job = found.job
     source = f"computed by replay_sim.plan from config {job.config_name}; no device was used"
     summary = job.summary | {"predicted_pool_bytes": sum(found.pool.chosen.predicted)}
@@ -21,7 +21,7 @@ def plan_section(found: Evidence) -> Section:
         "Plan",
         [
             *(Words(sentence(note)) for note in job.plan.notes),
-            Drawing("staircase", staircase_figure(job.plan, source)),
+            *([Drawing("staircase", staircase_figure(job.plan, source))] if job.plan.replay_sizes else []),
             Table("Settings, sizes and costs", (), facts),
             Words(
                 f"Computed for decoder {job.shape.name}. Padding is a share of the rows that run, over every row count "

@@ -21,9 +21,10 @@ from replay_sim.explore.report_parts import (
     Section,
     Table,
     Words,
+    listed,
     sentence,
 )
-from replay_sim.explore.tuning_report import About, as_dict, headline, keeps_own
+from replay_sim.explore.tuning_report import About, as_dict, headline, keeps_own, overrides
 from replay_sim.explore.vllm_export import emit_text
 from replay_sim.explore.workload_steps import BUSIEST, TunedWorkload
 
@@ -44,6 +45,11 @@ def workload_section(found: Evidence) -> Section:
 def guesses_of(tuned: TunedWorkload) -> tuple[str, ...]:
     """Which of the steps that the outcome is judged on the model never saw the like of."""
     return tuned.costs.guesses(tuned.tuning.tuned.plan, tuned.unseen or tuned.seen)
+
+
+def told_of(workload: TunedWorkload) -> list[str]:
+    """What the config to paste sets against the one that was given."""
+    return [] if keeps_own(workload.tuning) else overrides(workload.tuning)
 
 
 def _tuned(job: Job, workload: TunedWorkload) -> Iterator[Part]:
@@ -68,6 +74,7 @@ def _tuned(job: Job, workload: TunedWorkload) -> Iterator[Part]:
         is_source=True,
     )
     yield Heading("The config to paste")
+    yield from (Words(sentence(told)) for told in told_of(workload))
     pasted = tuning.own if keeps_own(tuning) else tuning.tuned
     yield Pasted(emit_text(pasted.config, [(plan.name, plan.config) for plan in tuning.plans]))
 
@@ -96,7 +103,7 @@ def _settings_rows(outcome: dict[str, Any]) -> list[list[str]]:
 
 def _listed(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
+        return listed(value, " ")
     return "none" if value is None else str(value)
 
 

@@ -200,3 +200,14 @@ def test_a_workload_without_replay_says_so_in_a_sentence(tmp_path) -> None:
     assert any(
         re.fullmatch(r"None of \d+ steps has a replay batch, however many requests wait\.", one) for one in facts
     )
+
+
+def test_what_the_winner_overrides_is_said_where_it_is_to_be_pasted(tmp_path) -> None:
+    job = small_job(tmp_path, lengths="40,9\n20,9\n60,9\n" * 20)
+    own = job.tuned.tuning.own
+    narrow = attrs.evolve(own.config, cudagraph_capture_sizes=(16, 24), max_cudagraph_capture_size=24)
+    slow = attrs.evolve(own, config=narrow, unseen=attrs.evolve(own.unseen, expected_step_ms=1e3))
+    tuning = attrs.evolve(job.tuned.tuning, own=slow)
+    (told,) = tuning_report.overrides(tuning)
+    facts = advise(gather(attrs.evolve(job, tuned=attrs.evolve(job.tuned, tuning=tuning)), [])).facts
+    assert facts[0] == f"{told[:1].upper()}{told[1:]}." and "raises max_cudagraph_capture_size from 24" in facts[0]

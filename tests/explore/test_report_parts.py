@@ -16,6 +16,7 @@ from replay_sim.explore.report_parts import Table, cell, frame_table, sentence
         ("reachable_rows", [[1, 8], [16, 2048]], "1 to 8, 16 to 2,048"),
         ("reachable_rows", [], "none"),
         ("sizes", [8, 16], "8, 16"),
+        ("sizes", list(range(1, 62)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … 61 (61 in all)"),
         ("step_us", 1234567.89, "1,234,568"),
         ("ratio", 0.12345, "0.1235"),
         ("n", 12345, "12,345"),

@@ -205,4 +205,5 @@ def test_a_config_without_replay_or_of_other_shapes_has_a_report_that_says_so(tm
     assert "of another model trust the counts" in page and "were measured at window" in page
     assert page.rstrip().endswith("</html>")
     drawn = drawings(found)
-    assert {"staircase", "pool", "speedup", "dispatch", "rows"} <= drawn.keys()
+    assert {"pool", "speedup", "dispatch", "rows"} <= drawn.keys()
+    assert ("staircase" in drawn) is bool(found.job.plan.replay_sizes)

@@ -6,6 +6,7 @@ from pathlib import Path
 import attrs
 
 from replay_sim.config.shapes import FLASH_RANK
+from replay_sim.explore.step_tables import PREFILL_SWEEPS
 from replay_sim.measure.records import bundled_records
 from replay_sim.measure.step_model import HOST_BOUND, HOST_SHARE, bundled_model
 from replay_sim.measure.step_report import roofline_shares
@@ -121,8 +122,7 @@ def test_the_models_errors_are_those_of_its_file() -> None:
 def test_how_far_runs_repeat_is_that_of_the_records() -> None:
     points = [point for record in RECORDS.values() if record.kind == "repeat" for point in record.points]
     assert {point["sweep"] for point in points} >= {*STEP_SWEEPS, "layers", "plans"}, "every sweep, as it says"
-    prefills = {"threshold", "prompt", "experts", "window", "budget"}
-    points = [point for point in points if point["of"] == "steps" and point["sweep"] in prefills]
+    points = [point for point in points if point["of"] == "steps" and point["sweep"] in PREFILL_SWEEPS]
     graphs = [p for p in points if p["arm"].startswith("piecewise") and p["arm"] != "piecewise_replay_eager"]
     eager = [p for p in points if p["arm"].startswith("eager")]
     ends = [f"{end(p[key] for p in of):.2f}" for of in (graphs, eager) for end, key in ENDS]

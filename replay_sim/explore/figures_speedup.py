@@ -60,10 +60,17 @@ def relative_figure(
 
 
 def _bars_finding(compared: pd.DataFrame, by: str, subject: str) -> str:
-    """Where eager replay is worst and best, and replay graphs, in % of the base arm."""
+    """Where eager replay is worst and best, and replay graphs, or FULL graphs of decodes, in % of the base arm."""
     parts = []
-    for arm, name in (("eager_replay", "eager replay"), ("piecewise_replay_graphs", "graphs and replay graphs")):
+    named = {
+        "eager_replay": "eager replay",
+        "piecewise_replay_graphs": "graphs and replay graphs",
+        "full": "FULL graphs",
+    }
+    for arm, name in named.items():
         of_arm = compared[compared["arm"] == arm].set_index(by).percent
+        if of_arm.empty:
+            continue
         worst, best = of_arm.idxmax(), of_arm.idxmin()
         parts.append(f"{name} {of_arm[worst]:.0f}% at {worst:,} tokens and {of_arm[best]:.0f}% at {best:,}")
     return f"{subject}, of replay off's time: {'; '.join(parts)}"

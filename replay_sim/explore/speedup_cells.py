@@ -19,9 +19,6 @@ from replay_sim.measure.step_model import Prediction, StepModel
 from replay_sim.measure.step_sweeps import GPU_GRID, equal_lengths, prefill, rig_spec
 
 ARM_BY_NAME = {arm.name: arm for arm in ARMS}
-STAGED_REQS = 16
-"""Requests of a step above which recorded times hold STAGED."""
-STAGED = "; some 15 ms of each arm are staging on the host that is mended since, and not measured again"
 PREFILL_ARMS = tuple(arm.name for arm in ARMS if arm.mode is not CudagraphMode.FULL)
 """The arms that a prefill may take; FULL graphs are for uniform decodes."""
 
@@ -141,7 +138,6 @@ class SpeedupCells:
         if runs:
             ratios = [ours[run] / theirs[run] for run in runs]
             middle = runs[int(np.argsort(ratios)[(len(runs) - 1) // 2])]
-            staged = STAGED if settings.num_reqs > STAGED_REQS and middle not in self._live else ""
             spread = f", {min(ratios):.1%} to {max(ratios):.1%} over {len(runs)} runs" if len(runs) > 1 else ""
             return Cell(
                 settings=settings,
@@ -149,7 +145,7 @@ class SpeedupCells:
                 ratio=ours[middle] / theirs[middle],
                 arm_us=ours[middle],
                 base_us=theirs[middle],
-                source=f"measured, {middle}{spread}{staged}",
+                source=f"measured, {middle}{spread}",
             )
         return self._modelled(settings, arm, base)
 

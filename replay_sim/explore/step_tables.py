@@ -73,15 +73,19 @@ def launch_table(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("arm")
 
 
+PREFILL_SWEEPS = ("threshold", "prompt", "experts", "window", "budget")
+"""The sweeps of prefills, of which both runs staged alike: of `requests` one waited 15 ms for threads of its own."""
+
+
 def repeats_table(records: Iterable[tuple[str, Record]]) -> pd.DataFrame:
-    """How step times of runs made again differ from the bundled ones, a line an arm; empty if none was made again.
+    """How times of prefills made again differ from the bundled ones, a line an arm; empty if none was made again.
 
     `least`, `median` and `most` are of a repeat's time over the bundled run's; the median is that of the runs' medians.
     """
     points = pd.DataFrame([point for _, record in records if record.kind == "repeat" for point in record.points])
     if points.empty:
         return points
-    by_arm = points[points["of"] == "steps"].groupby("arm")
+    by_arm = points[(points["of"] == "steps") & points["sweep"].isin(PREFILL_SWEEPS)].groupby("arm")
     table = pd.DataFrame(
         {
             "runs": by_arm.size(),

@@ -143,13 +143,3 @@ def test_what_was_just_measured_stands_before_the_records() -> None:
     found.add_live(both(80.0, 100.0).points, "run 1 just now on Mine")
     assert found.cell(AT, GRAPHS, OFF).ratio == 0.8
     assert "measured by run 1 just now on Mine" in found.source
-
-
-def test_recorded_steps_of_many_requests_say_what_they_hold() -> None:
-    """Staging of more than 16 requests was mended after the records were made."""
-    many = {"num_reqs": 32, "longest_query": 64}
-    found, settings = cells(both(60.0, 100.0, **many)), attrs.evolve(AT, num_reqs=32)
-    assert found.cell(settings, GRAPHS, OFF).source.endswith("mended since, and not measured again")
-    found.add_live(both(60.0, 100.0, **many).points, "run 1")
-    assert "mended" not in found.cell(settings, GRAPHS, OFF).source
-    assert "mended" not in cells(both(60.0, 100.0)).cell(AT, GRAPHS, OFF).source

@@ -118,8 +118,8 @@ def test_every_arm_of_the_bundled_records_ran_what_it_says() -> None:
     table = pd.concat([pd.DataFrame(one.points) for _, one in bundled_records("steps")])
     profiled = table.dropna(subset="graph_launches")
     assert len(profiled) > 600
-    eager = profiled["mode"] == "NONE"
-    assert (profiled[eager].graph_launches == 0).all() and (profiled[~eager].graph_launches > 20).all()
+    launches = {mode: of_mode.graph_launches for mode, of_mode in profiled.groupby("mode")}
+    assert (launches["NONE"] == 0).all() and (launches["PIECEWISE"] > 20).all() and (launches["FULL"] == 1).all()
     assert set(MODES) <= set(profiled["arm"])
 
 

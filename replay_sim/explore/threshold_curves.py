@@ -166,7 +166,7 @@ def crossing_table(curves: ThresholdCurves, keys: Sequence[CurveKey], threshold:
                 "experts": key.num_local_experts,
                 "requests": key.num_reqs,
                 "from": shown.kind.value,
-                "the break": shown.verdict.replace("5th to 95th percentile ", ""),
+                "the break": shown.verdict.replace("5th to 95th percentile ", "").replace(" step measured on", " step"),
                 "crossing / (requests × window)": round(found.tokens / (key.num_reqs * key.window), 2),
                 "best threshold": costs.best,
                 f"{threshold} costs more, %": round(100 * costs.regret(threshold), 1),

@@ -105,6 +105,16 @@ def test_every_figure_is_drawn_and_the_explorer_is_live(run) -> None:
     expect(run.output.locator(".js-plotly-plot")).to_have_count(1)
 
 
+def test_the_live_figure_takes_the_width_of_its_page_and_nothing_scrolls_sideways(run) -> None:
+    from browser.lab import MOVES_MS
+
+    fits = """output => {
+        const width = output.querySelector('.main-svg').getBoundingClientRect().width;
+        return 0.9 * output.clientWidth < width && output.scrollWidth <= output.clientWidth;
+    }"""
+    run.page.wait_for_function(fits, arg=run.output.element_handle(), timeout=MOVES_MS)
+
+
 def test_a_key_moves_a_control_and_figure_and_text_follow_and_reset_brings_them_back(run, move) -> None:
     name = next(name for name in ("explorer", "composer") if run.ask(f"{name!r} in globals()"))
     assert run.ask(f"type({name}).__name__") == move.explorer
@@ -116,10 +126,10 @@ def test_a_key_moves_a_control_and_figure_and_text_follow_and_reset_brings_them_
     }
     assert after["data"] == said["data"] and after["title"] == said["title"] and said["sentence"] in after["words"]
     assert after["data"] != before["data"] and after["words"] != before["words"]
-    start = run.ask("review.reset() or review.state")
     run.output.get_by_role("button", name="Reset", exact=True).press("Enter")
     back, said = run.shown_after(after, name, "review")
-    assert said["state"] == start
+    assert said["state"][move.control] == state[move.control]
+    assert said["state"] == run.ask(f"{name}.reset() or {name}.state"), "as from Python"
     assert back["data"] == said["data"] and back["title"] == said["title"] and said["sentence"] in back["words"]
 
 

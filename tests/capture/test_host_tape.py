@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from replay_sim.capture import CaptureError, capture, eager_break
 from replay_sim.capture.host import HostBackend
+from replay_sim.capture.host_tape import Call
 
 X = torch.zeros(4, 6)
 
@@ -117,6 +118,33 @@ def test_an_operation_whose_shape_rule_is_wrong_names_itself(host_place: dict) -
     graph = capture(lambda: F.embedding_bag(bag, X), **host_place)
     with pytest.raises(CaptureError, match="embedding_bag.* on a CPU, where its shape rule .* eager break"):
         graph.replay()
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_shape_rule_that_says_fewer_or_more_rows_is_found_at_the_replay(host_place: dict, more: int) -> None:
+    """C10."""
+    name = f"replay_sim_wrong_rule_{'less' if more < 0 else 'more'}"
+    library = torch.library.Library(name, "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    library.impl("twice", lambda x: x.new_empty(x.shape[0] + more, x.shape[1]), "Meta")
+    graph = capture(lambda: getattr(torch.ops, name).twice(X), **host_place)
+    with pytest.raises(CaptureError, match=rf"gives \(4, 6\) on a CPU, .* says \({4 + more}, 6\): run it in an eager"):
+        graph.replay()
+
+
+def test_lines_are_kept_where_a_ledger_names_them_and_nowhere_else() -> None:
+    """Looking for the caller costs time at every operation of a capture."""
+    sources = []
+    for with_ledger in (False, True):
+        backend = HostBackend(1 << 30)
+        if with_ledger:
+            backend.keep_ledger()
+        graph = capture(lambda: X + 1, backend=backend, pool=backend.make_pool(), stream=backend.make_stream())
+        (segment,) = graph.segments
+        sources.append([entry.source for entry in segment.tape.entries if isinstance(entry, Call)])
+    assert sources[0] == [None]
+    assert len(sources[1]) == 1 and "test_host_tape.py" in str(sources[1][0])
 
 
 def test_an_operation_without_a_rule_on_meta_tensors_is_refused_with_the_remedy(host_place: dict) -> None:

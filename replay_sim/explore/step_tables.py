@@ -199,8 +199,3 @@ def model_sentence(model: StepModel | None) -> str:
 def _arms_in(table: pd.DataFrame) -> list[str]:
     present = set(table["arm"])
     return [arm for arm in ARM_NAMES if arm in present]
-
-
-def rates_line(rates: Rates) -> str:
-    """The rates that rooflines stand on, in words."""
-    return f"{rates.bandwidth / 1e12:.2f} TB/s of copies, {rates.matmul / 1e12:.0f} TFLOP/s of a large bfloat16 product"

@@ -12,7 +12,7 @@ from replay_sim.measure.step_features import APART, EXPERT_TILES, NUM_SMS, Float
 from replay_sim.measure.step_ops import KINDS
 
 SHARPNESS = 8
-"""The power of the mean of an operation's bounds: near the largest, a twelfth above it where two are alike."""
+"""The power of the mean of an operation's bounds: near the largest, 9 % above it where two are alike."""
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 """The quadrature over how popular experts are, a normal distribution of the logarithm."""
 

@@ -20,10 +20,8 @@ def replay_capture_sizes(config: ServingConfig) -> tuple[Sizes, Notes]:
         ConfigError: a largest size above max_num_batched_tokens (P3).
     """
     off = _why_none(config)
-    if config.decoder_replay_cudagraph_capture_sizes:
-        sizes, notes = _explicit_sizes(config)
-        return ((), (off,)) if off else (sizes, notes)
-    return ((), (off,)) if off else _sizes_by_rule(config)
+    explicit = _explicit_sizes(config) if config.decoder_replay_cudagraph_capture_sizes else None
+    return ((), (off,)) if off else explicit or _sizes_by_rule(config)
 
 
 def _why_none(config: ServingConfig) -> str:

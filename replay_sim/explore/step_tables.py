@@ -11,7 +11,7 @@ from replay_sim.explore.arms import ARM_LOOKS
 from replay_sim.explore.published import H100_CALLS_MS, OUR_CALLS
 from replay_sim.measure.measured_steps import shape_of_point
 from replay_sim.measure.records import Record
-from replay_sim.measure.roofline import Rates, step_parts
+from replay_sim.measure.roofline import step_parts
 from replay_sim.measure.step_case import case_of_point
 from replay_sim.measure.step_model import HOST_BOUND, StepModel
 

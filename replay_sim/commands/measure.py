@@ -1,6 +1,7 @@
 """`replay-sim measure`: runs the real system on this machine's device and writes records."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,6 +22,20 @@ ARMS = (
     "full",
 )
 PATHS = ("preset", "trace", "histories")
+_ON_A_DEVICE = ("run", "pool", "movement", "region", "steps")
+READ_BY = {
+    "preset": ("run", "pool", "region", *(name for name in SWEEPS if name != "window")),
+    "trace": ("run",),
+    "steps": ("run",),
+    "shape": _ON_A_DEVICE,
+    "backend": _ON_A_DEVICE,
+    "seed": _ON_A_DEVICE,
+    "arrangement": ("pool",),
+    "histories": ("pool",),
+    "sweep": ("steps",),
+    "arm": tuple(name for name in SWEEPS if name not in ("layers", "capture")),
+}
+"""What reads an option: suites, and sweeps of the steps suite where not all of them do."""
 
 
 @click.command("measure", short_help="Run the real system on this device; write records.")
@@ -73,6 +88,7 @@ def command(
     replay region in each form of its graphs. steps: step
     times of every arm, eager and in graphs, with and without replay, over sweeps of what a step holds; several minutes.
     """
+    refuse_unread(context)
     from replay_sim.measure.suites import make_request, run_suites
     from replay_sim.replay.sharing import PoolSharing
 
@@ -91,6 +107,23 @@ def command(
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):
         click.echo(f"{summary}\nwrote {path}\n")
+
+
+def refuse_unread(context: click.Context) -> None:
+    """Raise ValueError for an option that was given and that nothing of what is to be measured reads."""
+    measured = set(context.params["suite"] or SUITES)
+    if "steps" in measured:
+        measured.update(context.params["sweep"] or SWEEPS)
+    for option, readers in READ_BY.items():
+        if measured.isdisjoint(readers):
+            sweeps = [name for name in readers if name in SWEEPS]
+            needed = [*(name for name in readers if name in SUITES), *(["steps"] if sweeps else [])]
+            of_steps = f" with sweep {_any_of(sweeps)}" if sweeps else ""
+            _options.refuse_unused(context, (option,), f": it needs suite {_any_of(needed)}{of_steps}")
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def remaking_command(context: click.Context) -> str:

@@ -19,7 +19,17 @@ from replay_sim.commands import _options
     help="Also run steps of the reference decoder with captured graphs, on a CPU or a GPU.",
 )
 @click.option("--steps", type=_options.counted, default=50, show_default=True, help="How many steps to run.")
-def command(config: str, trace: str | None, out: str, requests: int, seed: int, execute: str, steps: int) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    config: str,
+    trace: str | None,
+    out: str,
+    requests: int,
+    seed: int,
+    execute: str,
+    steps: int,
+) -> None:
     """Write a page about CONFIG, a preset's name or a JSON file: what to change, and the figures behind it.
 
     The page opens from disk without a network.
@@ -31,6 +41,9 @@ def command(config: str, trace: str | None, out: str, requests: int, seed: int, 
     from replay_sim.plan import make_plan
 
     began = time.perf_counter()
+    if execute == "none":
+        _options.refuse_unused(context, ("steps",), ": it needs execute, without which no step is run")
+    _options.refuse_beside_trace(context, ("requests", "seed") if execute == "none" else ("requests",))
     make_plan(load_config(config))  # bad settings are refused before the slow imports
     from replay_sim.explore.evidence import gather
     from replay_sim.explore.job import run_job

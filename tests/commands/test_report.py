@@ -36,6 +36,14 @@ def test_a_trace_is_read_and_named_in_the_page_without_its_folder(capsys, tmp_pa
         (("default", "--trace", "absent.csv", "--out", "x"), "absent.csv: line 1, file: expected a readable file"),
         (("default", "--requests", "1", "--out", "/dev/null/x"), "/dev/null"),
         (("default", "--requests", "0", "--out", "x"), "--requests"),
+        (("default", "--steps", "9", "--out", "x"), "steps is 9: it needs execute"),
+        (("default", "--steps", "9", "--execute", "none", "--out", "x"), "steps is 9: it needs execute"),
+        (("default", "--trace", "t.csv", "--requests", "9", "--out", "x"), "requests is 9 and trace is 't.csv'"),
+        (
+            ("default", "--trace", "t.csv", "--requests", "9", "--execute", "host", "--out", "x"),
+            "requests is 9 and trace is 't.csv'",
+        ),
+        (("default", "--trace", "t.csv", "--seed", "9", "--out", "x"), "seed is 9 and trace is 't.csv'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, monkeypatch, args, message) -> None:
@@ -44,3 +52,10 @@ def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, monkeypatch, args,
     assert (status, out) == (2, "")
     assert message in err and err.count("\n") == 1 and "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_real_steps_read_is_accepted_beside_a_trace(capsys, tmp_path) -> None:
+    """The seed, of the decoder's weights, and the number of steps: refused is the file alone, which is absent."""
+    args = ("--trace", "absent.csv", "--execute", "host", "--steps", "1", "--seed", "9", "--out", str(tmp_path))
+    status, _, err = run(capsys, "default", *args)
+    assert status == 2 and "absent.csv: line 1, file" in err

@@ -6,14 +6,30 @@ from small_config import CONFIG, LENGTHS, write_config, write_trace
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
 from replay_sim.capture.host import HostBackend
+from replay_sim.commands.measure import READ_BY
 from replay_sim.commands.measure import SUITES as OFFERED
 from replay_sim.config import FLASH_RANK, TINY
 from replay_sim.measure import suites
 from replay_sim.measure.records import REQUIRED_POINT_KEYS, read_record
-from replay_sim.measure.suites import STEPS, SUITES, make_request, run_suites
+from replay_sim.measure.step_suite import SWEEPS
+from replay_sim.measure.step_sweeps import CPU_GRID, STEP_SWEEPS
+from replay_sim.measure.suites import STEPS, SUITES, MeasureRequest, make_request, run_suites
 from replay_sim.replay.sharing import PoolSharing
 
 COMMAND = "replay-sim measure --preset small.json --out records"
+OPTION_OF = {"requests": "trace", "sweeps": "sweep", "arms": "arm"} | {
+    name: name for name in ("steps", "shape", "backend", "seed", "arrangement", "histories")
+}
+"""The option that a field of a request is of."""
+MEASURES = {
+    "run": "execute_steps",
+    "pool": "measure_pool",
+    "movement": "measure_movement",
+    "region": "region_points",
+    "laptop": "measure_laptop",
+    STEPS: "StepSuite.run",
+}
+"""What each suite calls when it knows what to measure."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +61,46 @@ def written(request_, tmp_path_factory):
 
 def test_the_command_line_offers_every_suite() -> None:
     assert OFFERED == (*SUITES, STEPS)
+
+
+class MeasuringError(BaseException):
+    """All that is to be measured is known."""
+
+
+class Noting(MeasureRequest):
+    """A request that notes which of its fields are read."""
+
+    def __getattribute__(self, name: str):
+        noted.add(name)
+        return super().__getattribute__(name)
+
+
+noted: set[str] = set()
+
+
+@pytest.mark.parametrize("suite", OFFERED)
+def test_a_suite_reads_the_options_that_the_command_line_accepts_for_it(suite, request_, tmp_path, monkeypatch) -> None:
+    """But for the config, of which some read the window alone."""
+
+    def stop(*_, **__):
+        raise MeasuringError
+
+    monkeypatch.setattr(f"replay_sim.measure.suites.{MEASURES[suite]}", stop)
+    asked = Noting(**attrs.asdict(request_, recurse=False))
+    noted.clear()
+    with pytest.raises(MeasuringError):
+        list(run_suites([suite], asked, tmp_path))
+    known = {suite, *SWEEPS} if suite == STEPS else {suite}
+    accepted = {option for option, readers in READ_BY.items() if known & set(readers)}
+    assert {OPTION_OF[name] for name in noted & OPTION_OF.keys()} == accepted - {"preset"}
+
+
+def test_the_sweeps_that_run_steps_take_arms_and_those_of_the_configs_window_a_config() -> None:
+    assert READ_BY["arm"] == tuple(STEP_SWEEPS)
+    for name, parts in STEP_SWEEPS.items():
+        specs = ([part.spec for part in parts(CPU_GRID, attrs.evolve(TINY, window=window), 0)] for window in (5, 7))
+        assert (next(specs) != next(specs)) == (name in READ_BY["preset"]), name
+    assert {"layers", "capture"} < set(READ_BY["preset"])
 
 
 def test_what_was_asked_is_resolved_once(request_) -> None:

@@ -203,19 +203,18 @@ def _runner(dask: str | None, workers: int | None, measure: bool, seed: int) -> 
 
 
 def _measuring(seed: int) -> _Runner:
-    """A process for each GPU, and a task for each point; ValueError without a GPU."""
+    """A process for each GPU, and a task for each point, whose failure is its own; ValueError without a GPU."""
     from functools import partial
 
     from replay_sim.config import FLASH_RANK
     from replay_sim.explore.sweep_executors import gpu_pool, visible_gpus
-    from replay_sim.explore.sweep_measured import MeasuredTimes
-    from replay_sim.explore.sweep_rows import run_group
+    from replay_sim.explore.sweep_measured import MeasuredTimes, run_measured
 
     gpus = visible_gpus()
     if not gpus:
         raise ValueError("measure: no CUDA device is available here; without --measure step times are modelled")
     times = MeasuredTimes("cuda", FLASH_RANK, seed)
-    how = {"run": partial(run_group, times=times), "group_points": 1}
+    how = {"run": partial(run_measured, times=times), "group_points": 1}
     return _Runner(gpu_pool(gpus), _counted(len(gpus), "GPU", "GPUs"), how, times)
 
 

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.util import Finalize
 from typing import Any, ParamSpec, TypeVar
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -93,6 +95,27 @@ def gpu_pool(gpus: Sequence[str]) -> Iterator[Executor]:
         free.put(gpu)
     with _ended(_Workers(len(gpus), mp_context=context, initializer=_start_gpu_worker, initargs=(free,))) as pool:
         yield pool
+
+
+def in_own_process(function: Callable[P, tuple[T, bool]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a call in a process that this one starts for itself, and that ends with it.
+
+    The function returns its result and whether its process is fit for the next call, which else has a fresh one.
+    Raises what the function raises, and BrokenProcessPool if its process dies.
+    """
+    result, fit = _own_process().submit(function, *args, **kwargs).result()
+    if not fit:
+        _own_process().end()
+        _own_process.cache_clear()
+    return result
+
+
+@cache
+def _own_process() -> _Workers:
+    """The process of the next call. It is ended before this one, as it exits, waits for all that it started."""
+    own = _Workers(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    Finalize(None, own.end, exitpriority=0)
+    return own
 
 
 @contextmanager

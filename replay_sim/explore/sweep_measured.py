@@ -11,8 +11,9 @@ import attrs
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
 from replay_sim.batch.request import Batch
 from replay_sim.config import DecoderShape
+from replay_sim.explore.sweep_executors import in_own_process
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
-from replay_sim.explore.sweep_rows import Row
+from replay_sim.explore.sweep_rows import Row, run_group
 from replay_sim.explore.sweep_steps import DispatchedSteps
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.run_steps import make_backend
@@ -100,10 +101,29 @@ class MeasuredTimes:
             "outside": "",
         }
 
+    def device_works(self) -> bool:
+        """Whether there is a device that answers this process; after an illegal access, it never does again."""
+        try:
+            _rigs(self).backend.synchronize()
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
     def _source(self) -> str:
         where = describe_environment(_rigs(self).backend.device)
         gpu = "a CPU, whose times are no GPU's" if where["gpu"] is None else f"{where['gpu']}, driver {where['driver']}"
         return f"measured on {gpu}, torch {where['torch']}, {where['date']}, decoder {self.shape.name}"
+
+
+def run_measured(points: Sequence[DesignPoint], workload: SweptWorkload, times: MeasuredTimes) -> list[Row]:
+    """As run_group, in a process of this one's that is replaced after points that left its device unusable."""
+    return in_own_process(_run_and_look, points, workload, times)
+
+
+def _run_and_look(
+    points: Sequence[DesignPoint], workload: SweptWorkload, times: MeasuredTimes
+) -> tuple[list[Row], bool]:
+    return run_group(points, workload, times), times.device_works()
 
 
 @cache

@@ -205,3 +205,13 @@ def test_without_a_gpu_a_measurement_is_refused(small, capsys, monkeypatch, here
     status, out, err = run(capsys, *small[:3], *ONE, "--measure", "--out", "t.csv")
     assert (status, out) == (2, "") and not list(here.iterdir())
     assert err == ("replay-sim: measure: no CUDA device is available here; without --measure step times are modelled\n")
+
+
+def test_a_point_that_finds_no_device_is_a_row_with_that_reason(small, capsys, monkeypatch, here: Path) -> None:
+    """A GPU that is named and hidden, on any machine."""
+    monkeypatch.setattr("replay_sim.explore.sweep_executors.visible_gpus", lambda: ["-1"])
+    status, out, err = run(capsys, *small[:3], *ONE, "--measure", "--out", "t.csv")
+    assert status == 1 and "no point ran" in err
+    assert (
+        "1 points, 1 of which failed, on 1 GPU in " in out and "1 failed: backend is 'cuda' and no CUDA device" in out
+    )

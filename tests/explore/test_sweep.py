@@ -16,7 +16,7 @@ import pytest
 from explore.sweep_cases import FAILED, POINTS, WORKLOADS, points_file, rows_in_threads
 
 from replay_sim.explore.sweep import run_sweep
-from replay_sim.explore.sweep_executors import dask_cluster, process_pool
+from replay_sim.explore.sweep_executors import dask_cluster, gpu_pool, in_own_process, process_pool
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload
 from replay_sim.explore.sweep_rows import Row, run_group
 
@@ -157,6 +157,22 @@ def test_an_exception_ends_the_processes_whatever_they_run() -> None:
         raise KeyboardInterrupt
     assert set(multiprocessing.active_children()) == before
     assert not holds_interrupts_back()
+
+
+def own_pid(fit: bool) -> tuple[int, bool]:
+    return os.getpid(), fit
+
+
+def test_a_workers_own_process_is_kept_while_it_is_fit_and_ends_with_the_worker() -> None:
+    """At the end of the pool, and by an exception, whatever it runs."""
+    with gpu_pool(["0"]) as executor:
+        pids = [executor.submit(in_own_process, own_pid, fit).result() for fit in (True, False, True)]
+    assert pids[0] == pids[1] != pids[2] and os.getpid() not in pids and all(map(has_ended, pids))
+    with pytest.raises(KeyboardInterrupt), gpu_pool(["0"]) as executor:
+        pid = executor.submit(in_own_process, own_pid, True).result()
+        executor.submit(in_own_process, never_end)
+        raise KeyboardInterrupt
+    assert has_ended(pid)
 
 
 def end_at_once(points: object, workload: object) -> list[Row]:

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
 from explore.sweep_cases import CONFIG, LENGTHS, WORKLOAD, WORKLOADS
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
+from replay_sim.capture.host import HostBackend
 from replay_sim.config import TINY, load_config
 from replay_sim.decoder.step import StepRunner
 from replay_sim.explore import sweep_measured
 from replay_sim.explore.sweep import run_sweep
 from replay_sim.explore.sweep_executors import gpu_pool, visible_gpus
 from replay_sim.explore.sweep_file import PointsFile
-from replay_sim.explore.sweep_measured import STEPS_A_WAY, MeasuredTimes, rig_spec, sample_steps
+from replay_sim.explore.sweep_measured import STEPS_A_WAY, MeasuredTimes, rig_spec, run_measured, sample_steps
 from replay_sim.explore.sweep_plans import config_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, design_points, fingerprint, schedule_of
 from replay_sim.explore.sweep_rows import COLUMNS, Row, run_group
@@ -83,11 +85,10 @@ def all_records() -> list[StepRecord]:
     return [step.record for step in steps if step.record is not None]
 
 
-def swept(points: tuple[DesignPoint, ...], times: MeasuredTimes, executor, folder: Path) -> list[Row]:
+def swept(points: tuple[DesignPoint, ...], times: MeasuredTimes, executor, folder: Path, run=run_group) -> list[Row]:
     mark = fingerprint(points, [WORKLOAD], times)
     with PointsFile(folder / "points", mark, resume=False) as file:
-        run = partial(run_group, times=times)
-        return run_sweep(points, WORKLOADS, executor, file, run=run, group_points=1)
+        return run_sweep(points, WORKLOADS, executor, file, run=partial(run, times=times), group_points=1)
 
 
 def test_sampled_steps_stand_for_all_steps_that_run_alike() -> None:
@@ -183,6 +184,49 @@ def test_a_worker_sees_one_gpu_alone() -> None:
         assert executor.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "GPU-7"
 
 
+FIVE = design_points({"small": CONFIG}, [WORKLOAD], {"window": (4, 40, 8, 16, 24)}, ("default",))
+"""The second one cannot be planned, which leaves a device as it was."""
+BREAKS = 8
+"""The window of the point that breaks its device."""
+
+
+@attrs.frozen
+class Breaking(MeasuredTimes):
+    """Does no more than to wait for the device, which one point breaks; the source of a row is its process."""
+
+    def __call__(self, point: DesignPoint, *_: object) -> Row:
+        backend = sweep_measured._rigs(self).backend
+        if point.asked("window") == BREAKS and backend.name == "host":
+            HostBackend.synchronize = lambda _: _fail()
+        elif point.asked("window") == BREAKS:
+            torch.zeros(1, device="cuda")[torch.tensor([9], device="cuda")]
+        backend.synchronize()
+        return {"source": str(os.getpid())}
+
+
+def _fail() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_point_that_breaks_its_device_is_the_only_one_to_fail_of_it(tmp_path: Path) -> None:
+    """In a process after which the device never answers; the points after it are measured in a fresh one."""
+    with gpu_pool(["GPU-7"]) as executor:
+        rows = swept(FIVE, Breaking("host", TINY, 0), executor, tmp_path, run_measured)
+    before, unplanned, broke, after, last = rows
+    assert "decoder_replay_trim_threshold" in unplanned["error"]
+    assert broke["error"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert [row["error"] for row in (before, after, last)] == ["", "", ""]
+    assert before["source"] != after["source"] == last["source"] and str(os.getpid()) != after["source"]
+
+
+@pytest.mark.gpu
+def test_a_point_that_breaks_a_gpu_is_the_only_one_to_fail_of_it(tmp_path: Path) -> None:
+    with gpu_pool(visible_gpus()[:1]) as executor:
+        rows = swept(FIVE, Breaking("cuda", TINY, 0), executor, tmp_path, run_measured)
+    assert [bool(row["error"]) for row in rows] == [False, True, True, False, False]
+    assert "CUDA error" in rows[2]["error"]
+
+
 def test_gpus_are_named_as_the_caller_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -197,7 +241,7 @@ def test_gpus_are_named_as_the_caller_sees_them(monkeypatch: pytest.MonkeyPatch)
 def test_points_are_measured_on_every_gpu_of_the_machine(tmp_path: Path) -> None:
     """Issue 9: a process a GPU, a failed point among them; rows count as modelled ones do."""
     with gpu_pool(visible_gpus()) as executor:
-        good, failed = swept(TWO, MeasuredTimes("cuda", TINY, 0), executor, tmp_path)
+        good, failed = swept(TWO, MeasuredTimes("cuda", TINY, 0), executor, tmp_path, run_measured)
     assert good["source"].startswith("measured on NVIDIA ") and good["expected_step_ms"] > 0 and not good["error"]
     assert "decoder_replay_trim_threshold" in failed["error"]
     (modelled,) = run_group(TWO[:1], WORKLOAD)

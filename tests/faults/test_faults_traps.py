@@ -197,7 +197,9 @@ def test_U11_700_tokens_trim_eagerly_not_in_a_graph_of_704_and_760_trim_in_one_o
     assert not torch.allclose(outputs["graph 700"][first_kept], outputs["eager 700"][first_kept], rtol=0, atol=1e-5)
 
 
-@fault("U13", "rows are gathered into storage of their own; there is no inverse map: outputs are scattered by the rows")
+@fault(
+    "U13", "rows are gathered into storage of their own; every step writes the whole inverse map, -1 beyond its rows"
+)
 def test_U13_rows_below_and_above_each_other_are_gathered_apart_and_scattered_back(backend) -> None:
     requests = [Request(1, 5, Phase.DECODE), Request(300, 0, Phase.PREFILL), Request(100, 0, Phase.PREFILL)]
     kept = select_rows(Batch(requests), 128).rows
@@ -232,6 +234,35 @@ def test_U13_a_row_beyond_the_batch_is_refused() -> None:
         gather_into(torch.tensor([401]), model.inputs(401), model.buffers(8).tensors, 2)
     with pytest.raises(IndexError):
         scatter_into(torch.tensor([8]), [torch.ones(1, 2)], [torch.zeros(8, 2)])
+
+
+# By the first step's tokens: in a graph of 256, or eagerly; the rows of it that are kept, before those of SHORT.
+LONG_STEPS = {
+    180: ([decode("d"), prefill("a", 100), prefill("b", 79)], [0, *range(93, 101), *range(172, 180)]),
+    300: ([prefill("a", 200), prefill("b", 99), decode("d")], [*range(192, 200), *range(291, 300)]),
+}
+SHORT, KEPT_OF_SHORT = [prefill("c", 30), decode("d")], [*range(22, 30), 30]
+
+
+@fault("U13")
+@pytest.mark.parametrize("tokens", LONG_STEPS)
+def test_U13_a_short_step_after_a_long_one_finds_none_of_its_rows_in_map_or_outputs(backend, form, tokens: int) -> None:
+    runner = make_runner(backend, make_plan(model_sizes=(64, 256), full_sizes=(), replay_sizes=(32,)), replay_form=form)
+    serving, replay = Serving(runner), runner.contexts.replay
+    for asked, kept in (LONG_STEPS[tokens], (SHORT, KEPT_OF_SHORT)):
+        output = serving.step(asked)
+        assert (output.record.num_tokens, output.record.replay_rows) == (sum(a.query_len for a in asked), len(kept))
+        places = [kept.index(row) if row in kept else -1 for row in range(replay.max_rows)]
+        assert replay.output_row_of.tolist() == places
+        for tensor in (output.hidden_states, output.pre_mix):
+            assert rows_that_hold_something(tensor) == kept
+    assert (output.record.padded_tokens, output.record.replay_mode) == (64, PIECEWISE)
+    for tensor in runner.replay_layers.break_buffers.tensors.values():
+        assert len(tensor) >= 256 and rows_that_hold_something(tensor) == kept
+
+
+def rows_that_hold_something(tensor: torch.Tensor) -> list[int]:
+    return (tensor != 0).flatten(1).any(1).nonzero().flatten().tolist()
 
 
 @fault(

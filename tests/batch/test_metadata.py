@@ -67,6 +67,11 @@ def make_buffers(device: torch.device) -> tuple[BatchMetadataBuffers, ReplayMeta
     return batch, ReplayMetadataBuffers(max_rows=MAX_ROWS, max_num_seqs=MAX_SEQS, device=device)
 
 
+def test_before_any_step_no_row_has_a_place_in_the_outputs(backend) -> None:
+    """L6: what is not written yet sends no row anywhere."""
+    assert make_buffers(backend.device)[1].output_row_of.tolist() == [-1] * MAX_ROWS
+
+
 @pytest.fixture
 def buffers(backend) -> tuple[BatchMetadataBuffers, ReplayMetadataBuffers]:
     """Both kinds, as an earlier batch left them: no value is a zero by luck."""

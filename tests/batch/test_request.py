@@ -91,6 +91,7 @@ def test_a_bad_request_names_the_field_and_the_value(fields, message):
     ("columns", "message"),
     [
         (([1, -1], [0, 0], [False, False]), "query_len is -1"),
+        (([1, -1], [0, 64], [False, False]), "query_len is -1"),
         (([1, 1], [0, -7], [False, False]), "computed is -7"),
         (([1, 1], [0], [False, False]), "computed has shape"),
         (([1, 1], [0, 0], [False]), "phase has shape"),
@@ -107,5 +108,7 @@ def test_bad_optional_columns_name_the_field():
         Batch.from_columns([1, 1], [9, 4], [False, False], window_starts=[6, 5])
     with pytest.raises(ValueError, match="window_start is -1"):
         Batch.from_columns([1, 1], [9, 4], [False, False], window_starts=[6, -1])
+    with pytest.raises(ValueError, match="window_start is -1"):
+        Batch.from_columns([1], [2**63 - 1], [False], window_starts=[-1])
     with pytest.raises(ValueError, match="1 request_ids"):
         Batch.from_columns([1, 1], [9, 4], [False, False], request_ids=("a",))

@@ -52,18 +52,40 @@ def test_steps_that_follow_each_other_each_leave_their_own_values(device: str) -
             assert tensor.tolist() == written[name].tolist(), name
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("entries", "rows"), [(0, 0), (1, 2), (69, 5)])
-def test_no_more_is_copied_than_was_asked_for(entries: int, rows: int) -> None:
-    """S8: entries beyond keep what they held."""
-    staging = Staging(FIELDS, torch.device("cuda"))
-    for tensor in staging.tensors.values():
+def check_copied(staging: Staging, tensors: dict[str, torch.Tensor], entries: int, rows: int) -> None:
+    """After a step `tensors` hold the entries asked for, and what they held beyond."""
+    for tensor in tensors.values():
         tensor.fill_(-7)
     written = filled(staging, 1, entries, rows)
     for name, count in (("first", entries), ("second", entries), ("one", 1), ("table", rows)):
-        tensor = staging.tensors[name]
-        assert tensor[:count].tolist() == written[name][:count].tolist()
-        assert bool((tensor[count:] == -7).all())
+        assert tensors[name][:count].tolist() == written[name][:count].tolist()
+        assert bool((tensors[name][count:] == -7).all())
+
+
+ENTRIES = pytest.mark.parametrize(("entries", "rows"), [(0, 0), (1, 2), (69, 5)])
+
+
+@pytest.mark.gpu
+@ENTRIES
+def test_no_more_is_copied_than_was_asked_for(entries: int, rows: int) -> None:
+    """S8: entries beyond keep what they held."""
+    staging = Staging(FIELDS, torch.device("cuda"))
+    check_copied(staging, staging.tensors, entries, rows)
+
+
+@ENTRIES
+def test_the_lines_of_each_copy_are_those_of_the_fields_in_both_blocks(monkeypatch, entries: int, rows: int) -> None:
+    """S8: CUDA's copy of several lines done plainly; it takes no pitch below a line's width."""
+    staging = Staging(FIELDS, torch.device("cpu"))
+    target = torch.zeros_like(staging._block)
+
+    def copy(self: Staging, begin: int, width: int, height: int, pitch: int) -> None:
+        assert pitch * ALIGNMENT >= width
+        for line in range(begin, begin + height * pitch * ALIGNMENT, pitch * ALIGNMENT) if width else ():
+            target[line : line + width] = self._block[line : line + width]
+
+    monkeypatch.setattr(Staging, "_copy", copy)
+    check_copied(staging, staging._views(target, FIELDS), entries, rows)
 
 
 class OperationsRun(TorchDispatchMode):

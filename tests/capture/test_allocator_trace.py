@@ -186,6 +186,7 @@ def test_a_reader_reads_no_more_than_it_is_allowed(tmp_path: Path) -> None:
     write_trace(TWO_GROUPS, bomb)
     with pytest.raises(TraceError, match=r"18 events, more than max_events=17"):
         read_trace(bomb, max_events=17)
+    assert read_trace(bomb, max_events=18) == TWO_GROUPS
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no xz", lambda data: data[:15]])

@@ -10,9 +10,11 @@ from replay_sim import cli
 
 USER_CODE = textwrap.dedent(
     """
+    import numpy as np
     import torch
     from replay_sim.capture import eager_break
 
+    numbers = np.arange(1, 5, dtype=np.float32)
     x = torch.arange(128.0).view(8, 16) / 128
     total = torch.zeros(())
     calls = 0
@@ -70,6 +72,17 @@ USER_CODE = textwrap.dedent(
         return t * calls
 
 
+    def counts_into_a_buffer(t):
+        global calls
+        calls += 1
+        total.add_(calls)
+        return t * 2
+
+
+    def reads_through_numpy():
+        return (lambda t: t * float(numbers[0])), (torch.from_numpy(numbers).expand(3, 4),)
+
+
     def accumulates(t):
         total.add_(t.sum())
         return total * 2
@@ -101,6 +114,10 @@ USER_CODE = textwrap.dedent(
 
     def spread():
         return (lambda t, u: (t + 1, u + 1)), (torch.ones(1, 4).expand(3, 4), torch.arange(8.0).unfold(0, 4, 2))
+
+
+    def without_elements():
+        return (lambda t: t * 2), (torch.zeros(0, 4),)
 
 
     def bags(t):
@@ -185,6 +202,7 @@ def test_what_a_graph_forbids_is_refused_with_operation_line_and_remedy(
         ("made", []),
         ("made_by_name", []),
         ("spread", []),
+        ("without_elements", []),
         ("encoder", []),
         ("layer", INPUT),
     ],
@@ -212,10 +230,20 @@ def test_what_would_go_stale_is_said(user_file: Path, capsys: pytest.CaptureFixt
     assert "2 segments, 1 eager breaks" in out
 
 
-def test_a_value_that_python_holds_is_found(user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("function", "args", "inputs", "place"),
+    [
+        ("counts", INPUT, "the inputs of the capture", "output 0"),
+        ("counts_into_a_buffer", INPUT, "the inputs of the capture", "its state"),
+        ("reads_through_numpy", [], "changed inputs", "output 0"),
+    ],
+)
+def test_a_value_that_python_holds_is_found(
+    function: str, args: list[str], inputs: str, place: str, user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """C5 of the known faults: fixed at capture."""
-    status, out, _ = run(capsys, f"{user_file}:counts", *INPUT)
-    assert status == 1 and "differs: a replay" in out and "counter" in out
+    status, out, _ = run(capsys, f"{user_file}:{function}", *args)
+    assert status == 1 and f"differs: a replay on {inputs} gives other bits in {place} than" in out and "counter" in out
 
 
 def test_a_workspace_first_made_inside_the_capture_is_found(

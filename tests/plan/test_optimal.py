@@ -146,3 +146,11 @@ def test_the_hull_of_a_sample_leaves_out_no_vertex() -> None:
             by_hull = least[hull] + costs * (weight - weight[hull])
             assert by_hull == pytest.approx(least[every] + costs * (weight - weight[every]), rel=1e-12)
             least = by_hull
+
+
+@pytest.mark.parametrize("count", [1000, 1024, 2001])
+def test_every_point_of_a_convex_curve_is_a_vertex_the_last_too(count: int) -> None:
+    """P8: more points than a sample has."""
+    x = np.arange(float(count))
+    vertices, slopes = optimal._lower_hull(x, x * x)
+    assert vertices.tolist() == list(range(count)) and slopes.tolist() == [2.0 * i + 1 for i in range(count - 1)]

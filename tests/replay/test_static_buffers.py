@@ -155,6 +155,14 @@ def test_an_absent_input_is_no_error(device) -> None:
     make(device).check(make_values(device) | {"input_ids": None})
 
 
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"input_ids"}))
+def test_an_absent_input_hides_no_fault_of_another(device, name: str) -> None:
+    """B3, L5."""
+    values = make_values(device) | {"input_ids": None}
+    with pytest.raises(ValueError, match=f"{name} is torch.float64"):
+        make(device).check(values | {name: values[name].double()})
+
+
 @pytest.mark.parametrize("deferred", [lambda: None, (torch.ones(9, HIDDEN), torch.ones(9, HIDDEN))])
 def test_a_deferred_hidden_state_is_refused(device, deferred) -> None:
     """L8: a promise or a pair that is yet to be added has no rows to gather."""

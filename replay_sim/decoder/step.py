@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -63,14 +64,9 @@ class StepOutput:
     record: StepRecord
 
 
-def default_replay_form(backend: CaptureBackend, plan: CapturePlan) -> ReplayForm:
-    """One launch on a GPU, where graphs that break are held up by the host; breakable graphs else.
-
-    Also where a step may have more tokens than the largest model graph that breaks: one-launch graphs scatter into its
-    break buffers, so that such a step, which runs eagerly, could take none of them, but takes a breakable one.
-    """
-    covered = max(plan.breaking_sizes, default=0) >= plan.max_num_batched_tokens
-    return ReplayForm.ONE_LAUNCH if backend.name == "cuda" and covered else ReplayForm.BREAKABLE
+def default_replay_form(backend: CaptureBackend) -> ReplayForm:
+    """One launch on a GPU, where graphs that break are held up by the host; breakable graphs else."""
+    return ReplayForm.ONE_LAUNCH if backend.name == "cuda" else ReplayForm.BREAKABLE
 
 
 class StepRunner:
@@ -80,7 +76,8 @@ class StepRunner:
     without `largest_first` graphs are captured smallest first, with `hold_outputs` no graph reuses another's outputs:
     all three for study, the last two cost memory (O5). `weights` are those of another runner of the same shape, which
     then cost no memory again; without them they are drawn from `seed`. With an `agreement`, of the same plan, every
-    dispatch is agreed with the other ranks (X1); a single rank has none. `replay_form` is that of the replay graphs.
+    dispatch is agreed with the other ranks (X1); a single rank has none. `replay_form` is that of the replay graphs: as
+    one launch scatters eager steps too into the break buffers, these then hold `max_num_batched_tokens` rows.
     The cache has one block more, which only dummy batches write. Every step runs eagerly until
     `capture_model_graphs` and `capture_replay_graphs` were called. Raises ValueError for a plan of another window than
     the shape's or that is not the agreement's, and for sizes that the cache does not hold (A5).
@@ -115,7 +112,7 @@ class StepRunner:
         device = backend.device
         cache = KVCache(shape, (num_blocks + 1) * block_size, device)
         self.decoder = Decoder(shape, weights or make_weights(shape, device, seed), cache)
-        self.replay_layers = self._make_replay_layers()
+        self.replay_layers = self._make_replay_layers(replay_form)
         self.contexts = StepContextBuilder(
             self.replay_layers.spec,
             max_rows=max(plan.max_num_batched_tokens, plan.largest_size),
@@ -129,13 +126,14 @@ class StepRunner:
         self.pools = [self.pool]
         self._graphs_by_form = {ReplayForm.BREAKABLE: self._make_replay_graphs()}
         self.use_replay_form(replay_form)
-        self._caches = FixedAddresses(self._named_caches())
+        self._fixed = FixedAddresses(self._named_tensors())
         self._one_at_a_time = threading.Lock()
         self.model_graphs: dict[int, BreakableGraph] = {}
         self.full_graphs: dict[int, BreakableGraph] = {}
 
-    def _make_replay_layers(self) -> ReplayLayers:
+    def _make_replay_layers(self, form: ReplayForm) -> ReplayLayers:
         shape, plan = self.shape, self.plan
+        one_launch = bool(plan.replay_sizes) and form is ReplayForm.ONE_LAUNCH
         dtype: torch.dtype = getattr(torch, shape.dtype)
         device = self.backend.device
         inputs = StaticBuffers(
@@ -143,7 +141,7 @@ class StepRunner:
         )
         outputs = BreakBuffers(
             output_specs(shape.hidden_size, shape.hc_mult, dtype, len(shape.late_aux_layers)),
-            max(plan.breaking_sizes, default=0),
+            max(*plan.breaking_sizes, plan.max_num_batched_tokens if one_launch else 0, 0),
             device,
         )
         spec = ReplaySpec(
@@ -156,20 +154,20 @@ class StepRunner:
         return ReplayLayers(spec, inputs, outputs, plan.trim_threshold)
 
     def _make_replay_graphs(self) -> ReplayGraphs:
-        return ReplayGraphs(**self._replay_place(), prepare=self.prepare_replay, hold_outputs=self._hold_outputs)
+        return ReplayGraphs(**self._make_replay_place(), prepare=self.prepare_replay, hold_outputs=self._hold_outputs)
 
     def _make_one_launch_graphs(self) -> OneLaunchGraphs:
         contexts = self.contexts
         return OneLaunchGraphs(
-            **self._replay_place(),
+            **self._make_replay_place(),
             prepare=self.prepare_replay,
             write_rows=lambda size: contexts.replay.write_captured(contexts.batch, size),
             addresses=self.replay_layers.input_addresses,
             targets=self.replay_layers.break_buffers,
         )
 
-    def _replay_place(self) -> dict[str, Any]:
-        """Where replay graphs are captured and what they run, by the pool sharing (O1-O3)."""
+    def _make_replay_place(self) -> dict[str, Any]:
+        """A place for replay graphs, with a pool or stream of its own by the sharing (O1-O3), and what they run."""
         sharing, backend = self.sharing.sharing, self.backend
         if sharing is PoolSharing.OWN_POOL:
             self.pools.append(backend.make_pool())
@@ -184,7 +182,8 @@ class StepRunner:
     def use_replay_form(self, form: ReplayForm) -> None:
         """From here on `capture_replay_graphs` captures this form, and steps run it.
 
-        Graphs of the other form stay captured, over the same model graphs, so that forms can be measured in turn.
+        Graphs of the other form stay captured, over the same model graphs and buffers, so that forms can be measured in
+        turn: where these do not hold a step (G3), it runs its replay layers eagerly in one-launch form.
         """
         if form not in self._graphs_by_form:
             self._graphs_by_form[form] = self._make_one_launch_graphs()
@@ -195,9 +194,9 @@ class StepRunner:
         """Capture the PIECEWISE and then the FULL graphs, each largest first (C8).
 
         The garbage collector is collected once and off for all sizes (C9). Raises what a capture raises; the sizes
-        captured before it stay usable. CaptureError while a step runs (G4).
+        captured before it stay usable. CaptureError while a step or another capture of this runner runs (G4).
         """
-        with garbage_collection_paused():
+        with self._alone_to_capture("model graphs"), garbage_collection_paused():
             for size in progress(self._in_order(self.plan.model_sizes), "PIECEWISE"):
                 batch = dummy_prefill(size, self.plan.max_num_seqs)
                 self.model_graphs[size] = self._capture(batch, {"model_sizes": (size,)}, full=False)
@@ -208,9 +207,25 @@ class StepRunner:
     def capture_replay_graphs(self, progress: Progress = lambda sizes, _: sizes) -> None:
         """Capture the replay graphs of the form in use, largest first, after the model graphs, whose memory they reuse.
 
-        Only what is free in the pool, and only where stream and pool are shared (O1).
+        Only what is free in the pool, and only where stream and pool are shared (O1). Raises as
+        `capture_model_graphs`.
         """
-        self.replay_graphs.capture(progress(self._in_order(self.plan.replay_sizes), "replay"))
+        with self._alone_to_capture("replay graphs"):
+            self.replay_graphs.capture(progress(self._in_order(self.plan.replay_sizes), "replay"))
+
+    @contextmanager
+    def _alone_to_capture(self, what: str) -> Iterator[None]:
+        """Also of another thread's steps, whose metadata a dummy batch would overwrite."""
+        refuse_nested_capture(what)
+        if has_forward_context() or not self._one_at_a_time.acquire(blocking=False):
+            raise CaptureError(
+                f"{what} cannot be captured while a step runs, or another capture of this StepRunner: capture before "
+                "serving"
+            )
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
 
     def _in_order(self, sizes: tuple[int, ...]) -> list[int]:
         return sorted(sizes, reverse=self._largest_first)
@@ -222,9 +237,6 @@ class StepRunner:
         return self.contexts.replay_batch(batch, size, size, CudagraphMode.PIECEWISE)
 
     def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
-        refuse_nested_capture("model graphs")
-        if has_forward_context():
-            raise CaptureError("model graphs cannot be captured while a step runs: capture before serving")
         sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured
         record = dispatch_step(batch, self.plan, **sizes)
         with self.backend.on_stream(self.stream), torch.no_grad():
@@ -295,8 +307,8 @@ class StepRunner:
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise RuntimeError(
-                "a step of this StepRunner runs already, over the same buffers: end it first, or give each thread a "
-                "runner and a backend of its own"
+                "a step or a capture of this StepRunner runs already, over the same buffers: end it first, or give "
+                "each thread a runner and a backend of its own"
             )
         try:
             return self._run(batch, block_tables, input_ids, record)
@@ -306,7 +318,7 @@ class StepRunner:
     def _run(
         self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32], record: StepRecord
     ) -> StepOutput:
-        self._check_addresses()
+        self._fixed.check(self._named_tensors())
         self._check_bounds(batch, block_tables, input_ids)
         with self.backend.on_stream(self.stream), torch.no_grad():
             context = self.contexts.build(batch, block_tables, input_ids, record, self.replay_form)
@@ -322,16 +334,23 @@ class StepRunner:
         early_aux = tuple(tensor[: record.num_tokens] for tensor in outputs["early_aux"])
         return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
 
-    def _named_caches(self) -> dict[str, torch.Tensor]:
-        return {f"window KV cache of layer {i}": layer.window_cache for i, layer in enumerate(self.decoder.layers)} | {
-            f"shared KV cache of layer {i}": layer.shared_cache
-            for i, layer in enumerate(self.decoder.layers)
-            if layer.shared_cache is not None
+    def _named_tensors(self) -> dict[str, torch.Tensor]:
+        """What graphs of every kind read or write between steps."""
+        layers = self.replay_layers
+        buffers = {f"break buffer {name}": tensor for name, tensor in layers.break_buffers.tensors.items()}
+        named = {
+            "flags of the break buffers": layers.break_buffers.written,
+            "table of input addresses": layers.input_addresses,
         }
+        return self._named_caches() | buffers | named
 
-    def _check_addresses(self) -> None:
-        self._caches.check(self._named_caches())
-        self.replay_layers.break_buffers.check_addresses()
+    def _named_caches(self) -> dict[str, torch.Tensor]:
+        named = {}
+        for index, layer in enumerate(self.decoder.layers):
+            named[f"window KV cache of layer {index}"] = layer.window_cache
+            if layer.shared_cache is not None:
+                named[f"shared KV cache of layer {index}"] = layer.shared_cache
+        return named
 
     def _check_bounds(self, batch: Batch, block_tables: BlockTables, input_ids: npt.NDArray[np.int32]) -> None:
         longest = int(batch.seq_lens.max(initial=0))

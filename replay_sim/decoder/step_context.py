@@ -42,7 +42,7 @@ class StepContextBuilder:
         )
         self.replay = ReplayMetadataBuffers(max_rows=max_rows, max_num_seqs=max_num_seqs, device=device)
         self._graph_metadata: dict[int, dict[str, AttentionMetadata]] = {}
-        self._graph_rows: dict[int, torch.Tensor] = {}
+        self._one_launch_batches: dict[int, ReplayBatch] = {}
 
     def build(
         self,
@@ -79,18 +79,20 @@ class StepContextBuilder:
     ) -> ReplayBatch:
         """The replay batch of the batch written last: `rows` kept rows, padded to `padded_rows` (S2-S4, S8).
 
-        A replay graph of the form ONE_LAUNCH writes what it holds; for all else it is written here.
+        A replay graph of the form ONE_LAUNCH writes what it holds, so that all its batches are one; for all else it is
+        written here.
         """
-        in_graph = mode is CudagraphMode.PIECEWISE
-        if in_graph and form is ReplayForm.ONE_LAUNCH:
+        if mode is CudagraphMode.PIECEWISE and form is ReplayForm.ONE_LAUNCH:
             self.replay.check(rows, padded_rows)
-            index = self._graph_rows.get(padded_rows)
-            if index is None:
-                index = self._graph_rows[padded_rows] = self.replay.rows[:padded_rows]
-        else:
-            self.replay.write(batch, self.batch, padded_rows)
-            index = self.replay.rows[:rows]
-        metadata = self._metadata_of_graph if in_graph else self._metadata
+            made = self._one_launch_batches.get(padded_rows)
+            if made is None:
+                made = self._one_launch_batches[padded_rows] = self._replay_batch(padded_rows, padded_rows, mode)
+            return made
+        self.replay.write(batch, self.batch, padded_rows)
+        return self._replay_batch(rows, padded_rows, mode)
+
+    def _replay_batch(self, rows: int, padded_rows: int, mode: CudagraphMode) -> ReplayBatch:
+        metadata = self._metadata_of_graph if mode is CudagraphMode.PIECEWISE else self._metadata
         context = ForwardContext(
             mode=mode,
             num_tokens=rows,
@@ -99,7 +101,7 @@ class StepContextBuilder:
             num_rows=self.replay.num_rows,
             first_layer_kv_written=True,
         )
-        return ReplayBatch(index, context, self.replay.output_row_of)
+        return ReplayBatch(self.replay.rows[:rows], context, self.replay.output_row_of)
 
     def _metadata(self, padded_rows: int) -> dict[str, AttentionMetadata]:
         """Views of the replay buffers by key."""

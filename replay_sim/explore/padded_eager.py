@@ -24,7 +24,7 @@ class PaddedEagerRunner(StepRunner):
     """A StepRunner that dispatches, pads, gathers and scatters as one with graphs does, and captures none."""
 
     def _make_replay_graphs(self) -> ReplayGraphs:
-        return PaddedEagerReplay(**self._replay_place(), prepare=self.prepare_replay)
+        return PaddedEagerReplay(**self._make_replay_place(), prepare=self.prepare_replay)
 
     def _capture(self, batch: Batch, captured: dict[str, Any], *, full: bool) -> BreakableGraph:
         sizes = {"model_sizes": (), "full_sizes": (), "replay_sizes": ()} | captured

@@ -219,6 +219,6 @@ def _make_runner(
         max_blocks=max_blocks,
         block_size=BLOCK_SIZE,
         seed=seed,
-        replay_form=default_replay_form(backend, plan),
+        replay_form=default_replay_form(backend),
         sharing=sharing,
     )

@@ -18,11 +18,11 @@ class PlanCost:
 
     Attributes:
         num_replay_graphs, num_model_graphs, num_full_graphs: graphs of each kind.
-        num_replay_segments: segments of all replay graphs; each has one break a replay layer, and so one
-            segment more than layers.
+        num_replay_segments: segments of all replay graphs in breakable form; each has one break a replay layer, and
+            so one segment more than layers. In one-launch form a graph is one.
         static_buffer_bytes: the seven inputs, as many rows as the largest replay size (B1).
         break_buffer_bytes: the outputs, as many rows as the largest model graph that breaks (L4); 0 if none
-            does.
+            does. In one-launch form they hold at least `max_num_batched_tokens` rows, for eager steps.
         predicted_pool_bytes: what a memory model predicts for the graphs' pool; None where none was asked.
         mean_padding: pad rows as a share of padded rows, both summed over all row counts that select a graph:
             every reachable one once, or as often as a given histogram says. 0 if none does.

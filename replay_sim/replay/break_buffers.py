@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.replay.row_ops import scatter_rows
 from replay_sim.replay.row_tensors import RowTensorSpec
 from replay_sim.replay.static_buffers import StaticBuffers
@@ -22,7 +21,6 @@ class BreakBuffers(StaticBuffers):
     def __init__(self, specs: Sequence[RowTensorSpec], max_rows: int, device: torch.device) -> None:
         super().__init__(specs, max_rows, device)
         self.written = torch.zeros((len(specs), max_rows), dtype=torch.uint8, device=device)
-        self._written_address = FixedAddresses({"written": self.written}, "flags of the static buffers: ")
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], rows: torch.Tensor, num_rows: torch.Tensor, output_row_of: torch.Tensor
@@ -34,8 +32,3 @@ class BreakBuffers(StaticBuffers):
         do not fit.
         """
         scatter_rows(tuple(self.tensors.values()), self.written, outputs, rows, num_rows, output_row_of)
-
-    def check_addresses(self) -> None:
-        """Raises RuntimeError naming a buffer, or the flags, not where graphs were captured to write them (B4)."""
-        super().check_addresses()
-        self._written_address.check(vars(self))

@@ -20,7 +20,7 @@ class ReplayBatch:
     `rows` int64 (r,) are the batch's rows that are kept, ascending; `output_row_of` int32 (max rows,) is their inverse,
     the kept row that lands at each of the step's rows or -1. `context` is padded to the replay graph's size, or to r
     rows where the replay layers run eagerly. A one-launch graph writes what all of them hold on the device, so that its
-    `rows` are all of its size, the pads too.
+    `rows` are all of its size, the pads too, and so are its context's `num_tokens`.
     """
 
     rows: torch.Tensor

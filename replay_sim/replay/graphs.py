@@ -89,8 +89,9 @@ class ReplayGraphs:
             raise CaptureError("replay graphs cannot be captured while a step runs: capture before serving")
         with garbage_collection_paused():
             for size in sizes:
-                self.buffers.check_rows(size)
+                self._graphs.pop(size, None)
                 try:
+                    self.buffers.check_rows(size)
                     self._graphs[size] = self._capture_one(size)
                 except BaseException as error:
                     self.failed[size] = f"{type(error).__name__}: {error}"
@@ -127,8 +128,10 @@ class ReplayGraphs:
         return graph
 
     def run_into(self, targets: BreakBuffers, batch: ReplayBatch, inputs: RowTensors) -> None:
-        """Run the graph of the current context's size on the batch's rows, and scatter its outputs (G2, L5, L6)."""
-        targets.scatter(self.run(batch.rows, inputs), batch.rows, batch.context.num_rows, batch.output_row_of)
+        """Run the graph of the batch's padded size on its rows, and scatter its outputs (G2, L5, L6)."""
+        with use_forward_context(batch.context):
+            outputs = self.run(batch.rows, inputs)
+            targets.scatter(outputs, batch.rows, batch.context.num_rows, batch.output_row_of)
 
     def run(self, rows: torch.Tensor, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
         """Gather `rows` of the inputs, replay the graph of the context's padded size, return r output rows (G2).

@@ -12,7 +12,7 @@ from replay_sim.capture import eager_break
 from replay_sim.replay.break_buffers import BreakBuffers
 from replay_sim.replay.context import ForwardContext, ReplayBatch, get_forward_context, use_forward_context
 from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
-from replay_sim.replay.movement import check_row_index, gather_rows, scatter_into, zero_rows
+from replay_sim.replay.movement import gather_rows, scatter_into, zero_rows
 from replay_sim.replay.row_ops import store_addresses
 from replay_sim.replay.row_tensors import RowTensors
 from replay_sim.replay.static_buffers import StaticBuffers
@@ -38,9 +38,9 @@ class ReplaySpec:
 class ReplayLayers:
     """Runs the replay layers of one model, on the whole batch or on the replay batch.
 
-    `break_buffers` are the outputs' fixed buffers, as long as the plan's largest model graph (L4). The trim threshold
-    is this process's; the replay batch is the step's, read from the forward context. `input_addresses` int64 (inputs,)
-    says on the device where the step's inputs lie. `graphs` are of either form, and may change between steps.
+    `break_buffers` are the outputs' fixed buffers, at least as long as the plan's largest model graph (L4). The trim
+    threshold is this process's; the replay batch is the step's, read from the forward context. `input_addresses` int64
+    (inputs,) says on the device where the step's inputs lie. `graphs` are of either form, and may change between steps.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ReplayLayers:
     def graph_sizes(self, num_tokens: int) -> Collection[int]:
         """The sizes that a step of so many tokens can be dispatched to (G3).
 
-        One-launch graphs write into the break buffers, which hold no step of more tokens than the largest model graph.
+        One-launch graphs write into the break buffers, and serve no step of more tokens than those hold.
         """
         if self.graphs is None or (self._is_one_launch() and num_tokens > self.break_buffers.max_rows):
             return ()
@@ -81,19 +81,21 @@ class ReplayLayers:
         if not self.uses_replay_batch(context):
             return self.spec.run_layers(inputs)
         self.inputs.check(inputs)
-        self.spec.write_batch_kv(inputs)
         tokens = context.padded_tokens
         if context.mode is CudagraphMode.PIECEWISE:
             targets = tuple(self.break_buffers.view(tokens).values())
             self._store_addresses(inputs)
+            self.spec.write_batch_kv(inputs)
             replay_break(self, dict(inputs))
             return targets
         batch = self._replay_batch()
         if self._is_one_launch() and batch.context.mode is CudagraphMode.PIECEWISE:
             targets = tuple(self.break_buffers.view(tokens).values())
             self._store_addresses(inputs)
+            self.spec.write_batch_kv(inputs)
             self.run_into_break_buffers(inputs)
             return targets
+        self.spec.write_batch_kv(inputs)
         with use_forward_context(batch.context):
             outputs = self._run_rows(batch, inputs)
         fresh = tuple(output.new_empty((tokens, *output.shape[1:])) for output in outputs)
@@ -109,12 +111,12 @@ class ReplayLayers:
         Raises RuntimeError if the step has no replay batch (S5).
         """
         batch = self._replay_batch()
+        if self.graphs is not None and batch.context.mode is not CudagraphMode.NONE:
+            self.graphs.run_into(self.break_buffers, batch, inputs)
+            return
         with use_forward_context(batch.context):
-            if self.graphs is not None and batch.context.mode is not CudagraphMode.NONE:
-                self.graphs.run_into(self.break_buffers, batch, inputs)
-            else:
-                outputs = self._run_rows(batch, inputs)
-                self.break_buffers.scatter(outputs, batch.rows, batch.context.num_rows, batch.output_row_of)
+            outputs = self._run_rows(batch, inputs)
+            self.break_buffers.scatter(outputs, batch.rows, batch.context.num_rows, batch.output_row_of)
 
     def _run_rows(self, batch: ReplayBatch, inputs: RowTensors) -> Sequence[torch.Tensor]:
         """The kept rows' outputs, from a breakable graph or eagerly (L5).
@@ -137,7 +139,6 @@ class ReplayLayers:
                 "this step has no replay batch, but its graph breaks out for one: a PIECEWISE graph of at least "
                 f"trim_threshold {self.trim_threshold} padded tokens always needs it"
             )
-        check_row_index(batch.rows)
         return batch
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from replay_sim.batch.addresses import FixedAddresses
 from replay_sim.capture import BreakableGraph
 from replay_sim.replay.break_buffers import BreakBuffers
-from replay_sim.replay.context import ReplayBatch, get_forward_context
+from replay_sim.replay.context import ReplayBatch
 from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
 from replay_sim.replay.row_ops import gather_by_address
 from replay_sim.replay.row_tensors import RowTensors
@@ -37,7 +36,6 @@ class OneLaunchGraphs(ReplayGraphs):
     ) -> None:
         super().__init__(**place)
         self._write_rows, self._addresses, self._targets = write_rows, addresses, targets
-        self._address_of_table = FixedAddresses({"table of input addresses": addresses})
 
     def _capture_one(self, size: int) -> BreakableGraph:
         """All inputs are absent in the warm-up: the tensors of an earlier step may be gone."""
@@ -54,11 +52,18 @@ class OneLaunchGraphs(ReplayGraphs):
         return ()
 
     def run_into(self, targets: BreakBuffers, batch: ReplayBatch, inputs: RowTensors) -> None:
-        """Launch the graph of the current context's size; the inputs' addresses and the batch are on the device.
+        """Launch the graph of the batch's padded size; the inputs' addresses and the batch are on the device.
 
-        Raises RuntimeError for a size that was not captured and a moved buffer (B4).
+        Raises RuntimeError for a size that was not captured, a moved buffer and other targets than the graphs' (B4).
         """
-        graph = self.graph_of(get_forward_context())
+        graph = self.graph_of(batch.context)
         self.buffers.check_addresses()
-        self._address_of_table.check({"table of input addresses": self._addresses})
+        if targets is not self._targets:
+            raise RuntimeError(
+                "the graphs were captured with other break buffers: write into those, never replace them"
+            )
         graph.replay()
+
+    def run(self, rows: torch.Tensor, inputs: RowTensors) -> tuple[torch.Tensor, ...]:
+        """Raises RuntimeError: a graph that scatters has no outputs to return."""
+        raise RuntimeError("a one-launch graph scatters into its break buffers and returns nothing: call run_into")

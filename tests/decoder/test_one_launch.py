@@ -10,6 +10,7 @@ from replay_sim.batch.dispatch import CudagraphMode, ReplayReason
 from replay_sim.batch.metadata import ReplayMetadataBuffers
 from replay_sim.config.shapes import TINY
 from replay_sim.decoder.step import StepOutput, StepRunner
+from replay_sim.replay.break_buffers import BreakBuffers
 from replay_sim.replay.graphs import ReplayForm
 from replay_sim.replay.sharing import PoolSharing
 
@@ -133,21 +134,60 @@ def test_a_capture_reads_no_inputs_of_an_earlier_step(backend) -> None:
     assert Serving(runner).step([prefill("p", 40)]).record.padded_rows == 8 and all(addresses.tolist())
 
 
-@pytest.mark.parametrize("moved", ["static buffer residual", "table of input addresses", "flags of the static buffers"])
-def test_a_moved_buffer_is_an_error_at_the_step(backend, moved: str) -> None:
+def clone_in(holder: dict, name: str) -> None:
+    holder[name] = holder[name].clone()
+
+
+MOVES = {
+    "static buffer residual": lambda layers: clone_in(layers.inputs.tensors, "residual"),
+    "table of input addresses": lambda layers: clone_in(vars(layers), "input_addresses"),
+    "flags of the break buffers": lambda layers: clone_in(vars(layers.break_buffers), "written"),
+    "break buffer pre_mix": lambda layers: clone_in(layers.break_buffers.tensors, "pre_mix"),
+}
+
+
+@pytest.mark.parametrize("tokens", [40, 90], ids=["model graph", "eager"])
+@pytest.mark.parametrize("moved", MOVES)
+def test_a_moved_buffer_is_an_error_at_the_step(backend, moved: str, tokens: int) -> None:
+    """B4: whatever a graph reads or writes, as one that uses the layers would replace it."""
+    plan = make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,))
+    runner = make_runner(backend, plan, replay_form=ONE_LAUNCH)
+    MOVES[moved](runner.replay_layers)
+    with pytest.raises(RuntimeError, match=f"{moved} moved from 0x.* never replace it"):
+        Serving(runner).step([prefill("p", tokens)])
+
+
+def test_other_break_buffers_than_those_of_the_capture_are_refused(backend) -> None:
     """B4."""
-    runner = make_runner(
-        backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,)), replay_form=ONE_LAUNCH
-    )
+    runner = make_runner(backend, replay_form=ONE_LAUNCH)
     layers = runner.replay_layers
-    if moved == "static buffer residual":
-        layers.inputs.tensors["residual"] = layers.inputs.tensors["residual"].clone()
-    elif moved == "table of input addresses":
-        runner.replay_graphs._addresses = layers.input_addresses.clone()
-    else:
-        layers.break_buffers.written = layers.break_buffers.written.clone()
-    with pytest.raises(RuntimeError, match=f"{moved}.* moved"):
+    layers.break_buffers = BreakBuffers(layers.break_buffers.specs, layers.break_buffers.max_rows, backend.device)
+    with pytest.raises(RuntimeError, match="break buffer hidden_states moved"):
         Serving(runner).step([prefill("p", 40)])
+    with pytest.raises(RuntimeError, match="captured with other break buffers"):
+        runner.replay_graphs.run_into(layers.break_buffers, runner.prepare_replay(8), {})
+
+
+def test_a_one_launch_graph_returns_no_rows(backend) -> None:
+    """L6: its outputs are in the break buffers, and a caller who wants rows is told so."""
+    runner = make_runner(backend, replay_form=ONE_LAUNCH)
+    with pytest.raises(RuntimeError, match="call run_into"):
+        runner.replay_graphs.run(runner.prepare_replay(8).rows, {})
+
+
+def test_eager_steps_of_the_whole_token_budget_take_one_launch_graphs(backend) -> None:
+    """G3, L6: the break buffers hold it where the form is one launch; the same bits as in breakable graphs."""
+    plan = make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8, 32))
+    outputs = []
+    for form in (ONE_LAUNCH, BREAKABLE):
+        runner = make_runner(backend, plan, replay_form=form)
+        serving = Serving(runner)
+        serving.step([prefill("a", plan.max_num_batched_tokens)])
+        output = serving.step([prefill("b", 70), prefill("c", plan.max_num_batched_tokens - 70)])
+        assert (output.record.mode, output.record.replay_mode, output.record.padded_rows) == (NONE, PIECEWISE, 32)
+        outputs.append((output.hidden_states.clone(), output.pre_mix.clone()))
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
+    assert make_runner(backend, plan).replay_layers.break_buffers.max_rows == 64
 
 
 def test_a_size_that_was_not_captured_is_an_error_that_names_those_that_were(backend) -> None:

@@ -1,5 +1,8 @@
 """Whole steps: which graphs ran and what the record says, bounds, failures midway, and sequences over one cache."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import attrs
 import pytest
 import torch
@@ -26,6 +29,7 @@ from replay_sim.config.shapes import TINY
 from replay_sim.decoder.layer import DecoderLayer
 from replay_sim.decoder.step import StepRunner
 from replay_sim.replay.context import has_forward_context, use_forward_context
+from replay_sim.replay.layers import ReplayLayers
 
 NONE, PIECEWISE, FULL = CudagraphMode.NONE, CudagraphMode.PIECEWISE, CudagraphMode.FULL
 KEEPS = {"keeps": True}
@@ -336,6 +340,51 @@ def test_capturing_while_a_step_runs_is_refused(runner) -> None:
             with pytest.raises(CaptureError, match="while a step runs"):
                 capture()
     assert set(runner.model_graphs) == {16, 64, 256} and runner.replay_graphs.sizes == (8, 32, 128)
+
+
+def outcomes_on_another_thread(*calls: Callable[[], object]) -> list[str]:
+    """What each call raised on another thread, in turn."""
+
+    def outcome(call: Callable[[], object]) -> str:
+        try:
+            call()
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+        return "no error"
+
+    with ThreadPoolExecutor(1) as pool:
+        return list(pool.map(outcome, calls))
+
+
+def test_another_thread_captures_nothing_during_a_step_and_runs_no_step_during_a_capture(backend, monkeypatch) -> None:
+    """G4: a dummy batch and a step write the same metadata buffers; the outputs are those of a step alone."""
+    runner, refused = make_runner(backend), []
+    arguments = Serving(runner).arguments([prefill("p", 40), prefill("q", 9)])
+    expected = runner.step(*arguments).hidden_states.clone()
+    run_into = ReplayLayers.run_into_break_buffers
+
+    def intruded(layers: ReplayLayers, inputs) -> None:
+        captures = (runner.capture_model_graphs, runner.capture_replay_graphs)
+        refused.extend(outcomes_on_another_thread(*captures, lambda: runner.step(*arguments)))
+        run_into(layers, inputs)
+
+    monkeypatch.setattr(ReplayLayers, "run_into_break_buffers", intruded)
+    assert torch.equal(runner.step(*arguments).hidden_states, expected)
+    monkeypatch.undo()
+
+    def progress(sizes, _: str):
+        refused.extend(outcomes_on_another_thread(lambda: runner.step(*arguments)))
+        return sizes
+
+    runner.capture_replay_graphs(progress)
+    assert [message.split(":")[0] for message in refused] == [
+        "CaptureError",
+        "CaptureError",
+        "RuntimeError",
+        "RuntimeError",
+    ]
+    assert all("runs" in message for message in refused)
+    assert torch.equal(runner.step(*arguments).hidden_states, expected)
 
 
 @pytest.fixture

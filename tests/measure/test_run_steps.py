@@ -72,8 +72,8 @@ def test_both_groups_are_captured_whole_before_the_first_step(run) -> None:
     assert list(shown) == ["PIECEWISE", "FULL", "replay", "steps"]
 
 
-def test_replay_graphs_are_of_one_launch_on_a_gpu_where_break_buffers_hold_every_step(run) -> None:
-    """Issue 5: the default where it wins; the small config's largest graph holds its token budget."""
+def test_replay_graphs_are_of_one_launch_on_a_gpu(run) -> None:
+    """Issue 5: the default where it wins."""
     report, _ = run
     on_gpu = report.device != "the host backend"
     assert report.replay_form is (ReplayForm.ONE_LAUNCH if on_gpu else ReplayForm.BREAKABLE)
@@ -81,14 +81,11 @@ def test_replay_graphs_are_of_one_launch_on_a_gpu_where_break_buffers_hold_every
     assert f"Replay graphs: {report.replay_form.value}." in report.markdown()
 
 
-def test_the_default_form_is_breakable_on_a_cpu_and_where_a_step_may_outgrow_the_break_buffers() -> None:
-    """Issue 5, G3: a step of more tokens than the largest model graph could take no graph of one launch."""
-    on_gpu, plan = attrs.make_class("Backend", {"name": attrs.field(default="cuda")})(), make_plan(SERVING)
-    tokens = plan.breaking_sizes[-1]
-    for budget, form in ((tokens, ReplayForm.ONE_LAUNCH), (tokens + 1, ReplayForm.BREAKABLE)):
-        assert default_replay_form(on_gpu, attrs.evolve(plan, max_num_batched_tokens=budget)) is form
-        assert default_replay_form(HostBackend(), plan) is ReplayForm.BREAKABLE
-    assert default_replay_form(on_gpu, attrs.evolve(plan, trim_threshold=None, replay_sizes=())) is ReplayForm.BREAKABLE
+def test_the_default_form_is_one_launch_on_a_gpu_alone() -> None:
+    """Issue 5."""
+    on_gpu = attrs.make_class("Backend", {"name": attrs.field(default="cuda")})()
+    assert default_replay_form(on_gpu) is ReplayForm.ONE_LAUNCH
+    assert default_replay_form(HostBackend()) is ReplayForm.BREAKABLE
 
 
 def test_the_text_says_what_ran_where_and_holds_both_tables(run) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -34,6 +35,7 @@ _DATA_SHAPES = {
 }
 _READ_REMEDY = "keep the value on the device, or move the read into an eager break"
 _SHAPE_REMEDY = "pad to a fixed shape and mask, or move it into an eager break"
+_DATA_REMEDY = "which a replay would not see change: make the tensor before the capture"
 
 _HOST_READ_METHODS = {
     torch.Tensor.tolist,
@@ -49,7 +51,9 @@ _HOST_READ_METHODS = {
     torch.Tensor.__repr__,
     torch.Tensor.__format__,
 }
-_HOST_WRITES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer}
+_HOST_WRITES = {torch.tensor, torch.as_tensor, torch.asarray}
+_NOT_DATA = {torch.Tensor.new_tensor: (torch.Tensor,), torch.Tensor.new: (torch.Tensor, torch.Size, int)}
+"""Methods that make a tensor of host data, and what they may be given instead: a tensor, or sizes."""
 
 
 def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -68,6 +72,23 @@ def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None
         devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") is not None else set()
         if len(devices) > 1:
             raise CaptureError(f"{operation} copies between {' and '.join(sorted(devices))}: {_READ_REMEDY}")
+    if packet is aten.lift_fresh:
+        _check_lifted(operation, args[0])
+    elif packet is not aten.fill_ and any(hasattr(arg, "_is_host_number") for arg in args):
+        raise CaptureError(
+            f"{operation} copies a number from the host, which no graph can replay: fill a slice, use index_fill_ or "
+            "masked_fill_, or make it a tensor before the capture"
+        )
+
+
+def _check_lifted(operation: OpOverload, made: torch.Tensor) -> None:
+    """Refuses a tensor that the host has just made, but for a number, which is marked as one.
+
+    A GPU fills a slice with a number that is assigned to it; any other operation on that number copies from the host.
+    """
+    if made.dim():
+        raise CaptureError(f"{operation} copies host data, such as a list, into the capture, {_DATA_REMEDY}")
+    made._is_host_number = True  # type: ignore[attr-defined]
 
 
 class OperationGuard(TorchDispatchMode):
@@ -86,7 +107,11 @@ class OperationGuard(TorchDispatchMode):
 
 
 class HostAccessGuard(TorchFunctionMode):
-    """Refuses Tensor methods that read on the host without dispatching an operation, and tensors made of host data."""
+    """Refuses Tensor methods that read on the host without dispatching an operation, and tensors made of host data.
+
+    `check_operation` refuses those that call no function seen here, such as torch.from_numpy and torch.Tensor([1.0]).
+    torch.frombuffer and torch.from_dlpack, which dispatch no operation either, go unseen.
+    """
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -97,11 +122,15 @@ class HostAccessGuard(TorchFunctionMode):
                 f"Tensor.{function.__name__} reads a device value on the host, which no graph replays: {_READ_REMEDY}"
             )
         if function in _HOST_WRITES:
-            raise CaptureError(
-                f"torch.{function.__name__} copies host data into the capture, which a replay would not see change: "
-                "make the tensor before the capture"
-            )
+            raise CaptureError(f"torch.{function.__name__} copies host data into the capture, {_DATA_REMEDY}")
+        if function in _NOT_DATA and not all(isinstance(value, _NOT_DATA[function]) for value in _given(args, kwargs)):
+            raise CaptureError(f"Tensor.{function.__name__} copies host data into the capture, {_DATA_REMEDY}")
         return function(*args, **(kwargs or {}))
+
+
+def _given(args: tuple, kwargs: dict[str, Any] | None) -> tuple:
+    """What a method of a tensor makes another one of."""
+    return (*args[1:], *([kwargs["data"]] if kwargs and "data" in kwargs else []))
 
 
 def check_innermost(recorder: TorchDispatchMode, guard: TorchFunctionMode) -> None:

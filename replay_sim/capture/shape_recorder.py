@@ -82,17 +82,17 @@ class ShapeRecorder(TorchDispatchMode):
     ) -> Any:
         """Allocate one operation's results."""
         kwargs = kwargs or {}
+        if self._forbids:
+            check_operation(operation, args, kwargs)
         with torch._C.DisableTorchFunction():
             result = decomposed(self, operation, args, kwargs)
             if result is not NotImplemented:
                 return result
             if is_view(operation):
                 return operation(*args, **kwargs)
-            key = (operation, self._forbids, *map(_key, args), *((name, _key(kwargs[name])) for name in kwargs))
+            key = (operation, *map(_key, args), *((name, _key(kwargs[name])) for name in kwargs))
             rule = self._backend.shape_rules.get(key)
             if rule is None:
-                if self._forbids:
-                    check_operation(operation, args, kwargs)
                 rule = self._backend.shape_rules[key] = self._make_rule(operation, args, kwargs)
             self.num_operations += rule.launches
             return self._apply(rule, operation, args, kwargs)

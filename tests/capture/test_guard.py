@@ -1,25 +1,29 @@
 """What a capture refuses before it runs, and the name of an operation that fails inside one, on any backend."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from replay_sim.capture import CaptureError
+from replay_sim.capture import CaptureError, capture
+from replay_sim.capture.function_check import check_function
 from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost
+from replay_sim.capture.host import HostBackend
 
 VALUES = (-1.0, 0.0, 2.0)
+PLACES, COUNTS, ONE = torch.tensor([2, 0]), torch.tensor([1, 0, 2]), torch.tensor([1])
 REFUSED = {
     "a device value read on the host": (lambda x: torch.equal(x, x), "aten.equal.* reads a device value on the host"),
     "a shape that depends on data": (lambda x: torch.nonzero(x), "aten.nonzero.* depends on data"),
     "a mask as an index": (lambda x: x[x > 0], "aten.index.* with a mask"),
     "a mask to write through": (lambda x: x.index_put((x > 0,), x[0]), "aten.index_put.* with a mask"),
-    "a copy to another kind of device": (lambda x: x.to("meta"), "aten._to_copy.* copies between cpu and meta"),
-    "a copy from another kind of device": (lambda x: x.copy_(x.new_empty(3, device="meta")), "copies between"),
 }
 ALLOWED = {
-    "repeats with the size given": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2]), output_size=3),
-    "an index of rows": lambda x: x[torch.tensor([2, 0])],
-    "a write through rows": lambda x: x.index_put((torch.tensor([1]),), x[0]),
+    "repeats with the size given": lambda x: x.repeat_interleave(COUNTS, output_size=3),
+    "an index of rows": lambda x: x[PLACES],
+    "a write through rows": lambda x: x.index_put((ONE,), x[0]),
     "a copy to another dtype": lambda x: x.to(torch.float64),
     "a copy on one device": lambda x: torch.empty(3).copy_(x),
 }
@@ -62,11 +66,79 @@ def test_a_method_that_reads_on_the_host_is_refused_by_its_name(x, read) -> None
         read(x[:1])
 
 
-@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, torch.asarray])
-def test_a_tensor_made_of_host_data_is_refused(make) -> None:
-    """C10."""
-    with pytest.raises(CaptureError, match=f"torch.{make.__name__} copies host data"), HostAccessGuard():
-        make([1.0, 2.0])
+HOST_DATA = {
+    "torch.tensor": (lambda x: torch.tensor(VALUES), "torch.tensor copies host data"),
+    "torch.as_tensor": (lambda x: torch.as_tensor(VALUES), "torch.as_tensor copies host data"),
+    "torch.asarray": (lambda x: torch.asarray(VALUES), "torch.asarray copies host data"),
+    "torch.from_numpy": (lambda x: torch.from_numpy(np.ones(3)), "aten.lift_fresh.* copies host data"),
+    "Tensor.new_tensor": (lambda x: x.new_tensor(VALUES), "Tensor.new_tensor copies host data"),
+    "Tensor.new_tensor of a number": (lambda x: x.new_tensor(2.0), "Tensor.new_tensor copies host data"),
+    "Tensor.new_tensor by keyword": (lambda x: x.new_tensor(data=VALUES), "Tensor.new_tensor copies host data"),
+    "Tensor.new": (lambda x: torch.Tensor.new(x, [1.0, 2.0, 3.0]), "Tensor.new copies host data"),
+    "Tensor.new of a tuple": (lambda x: x.new((1, 2, 3)), "Tensor.new copies host data"),
+    "torch.Tensor": (lambda x: torch.Tensor([1.0, 2.0, 3.0]), "aten.lift_fresh.* copies host data"),
+    "torch.FloatTensor": (lambda x: torch.FloatTensor([1.0, 2.0, 3.0]), "aten.lift_fresh.* copies host data"),
+    "a list as an index": (lambda x: x[[2, 0, 1]], "aten.lift_fresh.* copies host data, such as a list"),
+    "a number of NumPy as a tensor": (lambda x: torch.from_numpy(np.array(2.0)) * 2, "aten.mul.* copies a number"),
+    "a number in one element": (lambda x: x.clone().__setitem__(0, 2.0), "aten.copy_.* copies a number"),
+    "a number in rows": (lambda x: x.clone().__setitem__(PLACES, 2.0), "aten.index_put_.* copies a number"),
+}
+
+
+@pytest.mark.parametrize("what", HOST_DATA)
+def test_a_tensor_made_of_host_data_is_refused(x, what: str) -> None:
+    """C10: a GPU would wait for a copy of memory that no replay reads again."""
+    make, message = HOST_DATA[what]
+    with pytest.raises(CaptureError, match=message), OperationGuard(), HostAccessGuard():
+        make(x)
+
+
+@pytest.mark.parametrize("what", HOST_DATA)
+def test_a_function_that_makes_a_tensor_of_host_data_is_found_unsafe(x, what: str) -> None:
+    """C10, C12: on a CPU, where the copy itself would be none."""
+    make, message = HOST_DATA[what]
+    (finding,) = check_function(lambda x: (x + 1, make(x)), (x,)).findings
+    assert finding.kind == "forbidden" and re.match(message, finding.message)
+    assert finding.source is not None and finding.source.path == __file__
+
+
+def test_by_shapes_alone_host_data_is_refused_too(x) -> None:
+    """C10, C12: also where an operation on a tensor of the same shapes was recorded before."""
+    backend = HostBackend(1 << 30, shapes_only=True)
+    place = {"backend": backend, "pool": backend.make_pool(), "stream": backend.make_stream()}
+    zero = torch.zeros(())
+    capture(lambda: x.clone()[0].copy_(zero), **place)
+    for what in ("torch.Tensor", "a number in one element"):
+        make, message = HOST_DATA[what]
+        with pytest.raises(CaptureError, match=message):
+            capture(lambda make=make: make(x), **place)
+
+
+NO_DATA = {
+    "a number in a slice": (lambda x: fill(x.clone(), slice(0, 2)), [5.0, 5.0, 2.0]),
+    "a number everywhere": (lambda x: fill(x.clone(), ...), [5.0, 5.0, 5.0]),
+    "a number by index_fill": (lambda x: x.index_fill(0, PLACES, 5.0), [5.0, 0.0, 5.0]),
+    "memory by its size": (lambda x: x.new(3).copy_(x), list(VALUES)),
+    "memory by its shape": (lambda x: x.new(torch.Size((3,))).copy_(x), list(VALUES)),
+    "memory of the default type": (lambda x: torch.Tensor(3).copy_(x), list(VALUES)),
+    "a new tensor of a tensor": (lambda x: x.new_tensor(x) + 1, [0.0, 1.0, 3.0]),
+}
+
+
+def fill(tensor: Tensor, where: object) -> Tensor:
+    tensor[where] = 5.0
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("what", NO_DATA)
+def test_memory_alone_and_a_number_that_fills_it_are_no_host_data(x, what: str) -> None:
+    """C10: a GPU is given the number with the launch."""
+    make, expected = NO_DATA[what]
+    with OperationGuard(), HostAccessGuard():
+        made = make(x)
+    assert made.tolist() == expected
+    assert check_function(make, (x,)).is_safe
 
 
 def test_a_break_inside_a_mode_of_the_captured_function_is_refused() -> None:

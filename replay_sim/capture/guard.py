@@ -58,14 +58,16 @@ _NOT_DATA = {torch.Tensor.new_tensor: (torch.Tensor,), torch.Tensor.new: (torch.
 
 def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raises CaptureError, naming the operation and the remedy, if the dispatched operation cannot be captured."""
+    if not isinstance(operation, OpOverload):
+        raise CaptureError(f"{operation} runs functions that it is given: call them instead, or use an eager break")
     packet = operation.overloadpacket
     if packet in _HOST_READS:
         raise CaptureError(f"{operation} reads a device value on the host, which no graph can replay: {_READ_REMEDY}")
     if packet in _DATA_SHAPES and kwargs.get("output_size") is None:
         raise CaptureError(f"the result shape of {operation} depends on data: {_SHAPE_REMEDY}")
     if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
-        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
-        if masks:
+        indices = args[1] if len(args) > 1 else kwargs["indices"]
+        if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
             raise CaptureError(f"{operation} with a mask has a shape that depends on data: {_SHAPE_REMEDY}")
     if packet in (aten._to_copy, aten.copy_):
         devices = {tensor.device.type for tensor in args if isinstance(tensor, torch.Tensor)}
@@ -93,6 +95,8 @@ def _check_lifted(operation: OpOverload, made: torch.Tensor) -> None:
 
 class OperationGuard(TorchDispatchMode):
     """Refuses what cannot be captured before it runs, and names the operation on any other error inside a capture."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None

@@ -130,6 +130,8 @@ class TapeRecorder(TorchDispatchMode):
     a graph cannot hold (C10).
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, backend: HostBackend, pool: int, stream: int) -> None:
         super().__init__()
         self.tape = HostTape(backend.capture_name)

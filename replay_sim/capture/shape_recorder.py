@@ -75,6 +75,7 @@ class ShapeRecorder(TorchDispatchMode):
     def __init__(self, backend: HostBackend, pool: int | None, stream: int, *, forbids: bool) -> None:
         super().__init__()
         self._backend, self._pool, self._stream, self._forbids = backend, pool, stream, forbids
+        self.supports_higher_order_operators = forbids
         self.num_operations = 0
 
     def __torch_dispatch__(

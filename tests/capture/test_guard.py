@@ -9,7 +9,7 @@ from torch import Tensor
 
 from replay_sim.capture import CaptureError, capture
 from replay_sim.capture.function_check import check_function
-from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost
+from replay_sim.capture.guard import HostAccessGuard, OperationGuard, check_innermost, check_operation
 from replay_sim.capture.host import HostBackend
 
 VALUES = (-1.0, 0.0, 2.0)
@@ -19,6 +19,12 @@ REFUSED = {
     "a shape that depends on data": (lambda x: torch.nonzero(x), "aten.nonzero.* depends on data"),
     "a mask as an index": (lambda x: x[x > 0], "aten.index.* with a mask"),
     "a mask to write through": (lambda x: x.index_put((x > 0,), x[0]), "aten.index_put.* with a mask"),
+    "a function of functions": (
+        lambda x: torch.ops.higher_order.cond(x[0] > 0, torch.neg, torch.abs, (x,)),
+        "cond runs functions that it is given: call them instead",
+    ),
+    "a copy to another kind of device": (lambda x: x.to("meta"), "aten._to_copy.* copies between cpu and meta"),
+    "a copy from another kind of device": (lambda x: x.copy_(x.new_empty(3, device="meta")), "copies between"),
 }
 ALLOWED = {
     "repeats with the size given": lambda x: x.repeat_interleave(COUNTS, output_size=3),
@@ -50,6 +56,14 @@ def test_what_a_graph_can_hold_runs_as_it_is(x, what: str) -> None:
     with OperationGuard():
         guarded = call(x)
     assert torch.equal(guarded, call(x))
+
+
+def test_an_index_given_by_keyword_is_looked_at(x) -> None:
+    """C10."""
+    index = torch.ops.aten.index.Tensor
+    check_operation(index, (x,), {"indices": [PLACES]})
+    with pytest.raises(CaptureError, match="aten.index.* with a mask"):
+        check_operation(index, (x,), {"indices": [None, x > 0]})
 
 
 def test_an_operation_that_fails_inside_a_capture_is_named_beside_its_own_error(x) -> None:
@@ -102,14 +116,15 @@ def test_a_function_that_makes_a_tensor_of_host_data_is_found_unsafe(x, what: st
     assert finding.source is not None and finding.source.path == __file__
 
 
-def test_by_shapes_alone_host_data_is_refused_too(x) -> None:
+def test_by_shapes_alone_host_data_and_a_function_of_functions_are_refused_too(x) -> None:
     """C10, C12: also where an operation on a tensor of the same shapes was recorded before."""
     backend = HostBackend(1 << 30, shapes_only=True)
     place = {"backend": backend, "pool": backend.make_pool(), "stream": backend.make_stream()}
     zero = torch.zeros(())
     capture(lambda: x.clone()[0].copy_(zero), **place)
-    for what in ("torch.Tensor", "a number in one element"):
-        make, message = HOST_DATA[what]
+    refused = {**{what: HOST_DATA[what] for what in ("torch.Tensor", "a number in one element")}, **REFUSED}
+    for what in ("torch.Tensor", "a number in one element", "a function of functions"):
+        make, message = refused[what]
         with pytest.raises(CaptureError, match=message):
             capture(lambda make=make: make(x), **place)
 

@@ -1,13 +1,14 @@
 """Known faults of pad rows: they write nothing, belong to nobody, are routed nowhere, and hold nothing of before."""
 
 import re
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
 import pytest
 import torch
 from decoder.serving import BLOCK_SIZE, NUM_BLOCKS, Serving, decode, make_plan, make_runner, prefill
-from faults.helpers import outputs_of
+from faults.helpers import outputs_of, run_beside_eager
 from faults.table import fault
 
 from replay_sim.batch.dispatch import CudagraphMode, DispatchTable, dispatch_step
@@ -18,11 +19,38 @@ from replay_sim.config.shapes import TINY
 from replay_sim.decoder import ops
 from replay_sim.plan import make_plan as plan_of
 from replay_sim.plan import plan_cost
-from replay_sim.replay import graphs
+from replay_sim.replay import graphs, one_launch
 from replay_sim.replay.movement import gather_into
+from replay_sim.replay.row_ops import gather_by_address
 
 FULL, PIECEWISE = CudagraphMode.FULL, CudagraphMode.PIECEWISE
 MARK = 3.0
+EXTREME = 2**31 - 1
+
+
+@pytest.fixture
+def pad_poison(backend, monkeypatch) -> torch.Tensor:
+    """What the pads hold behind the gather of a graph, if it is not 0: () float32, read on the device at each run."""
+    poison = torch.zeros((), device=backend.device)
+
+    def fill(buffers: Iterable[torch.Tensor], count: torch.Tensor | int, padded: int) -> None:
+        pads = (torch.arange(padded, device=backend.device) >= count) & (poison != 0)
+        for buffer in buffers:
+            rows = buffer[:padded]
+            value = poison if buffer.is_floating_point() else torch.full_like(poison, EXTREME, dtype=buffer.dtype)
+            rows.copy_(torch.where(pads.view(-1, *[1] * (rows.dim() - 1)), value, rows))
+
+    def gather_into_and_fill(rows, inputs, buffers, padded) -> None:
+        gather_into(rows, inputs, buffers, padded)
+        fill(buffers.values(), len(rows), padded)
+
+    def gather_by_address_and_fill(buffers, addresses, rows, num_rows, padded) -> None:
+        gather_by_address(buffers, addresses, rows, num_rows, padded)
+        fill(buffers, num_rows, padded)
+
+    monkeypatch.setattr(graphs, "gather_into", gather_into_and_fill)
+    monkeypatch.setattr(one_launch, "gather_by_address", gather_by_address_and_fill)
+    return poison
 
 
 def caches_of(runner) -> list[torch.Tensor]:
@@ -118,30 +146,24 @@ def test_B3_pads_hold_the_one_sentinel_and_block_0_is_never_written_by_them(back
 
 
 @fault("B5", "gathers clear pads, and no result of a row depends on another row; compared bit for bit, not by NaN")
-def test_B5_finite_poison_in_the_pads_changes_no_bit_of_a_real_row(backend, monkeypatch) -> None:
-    runner = make_runner(backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(32,)))
+def test_B5_finite_poison_in_the_pads_changes_no_bit_of_a_real_row(backend, form, pad_poison) -> None:
+    """Left in the buffers before a step, and put into the pads behind the gather, which for one launch is captured."""
+    runner = make_runner(backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(32,)), replay_form=form)
     asked = [prefill("p", 30), prefill("q", 9), decode("r")]
     output = Serving(runner).step(asked)
     assert (output.record.replay_rows, output.record.padded_rows) == (17, 32)
     expected = [value.clone() for value in outputs_of(output)]
-    buffers = runner.replay_layers.inputs.tensors
-
-    def fill(rows: slice, poison: float) -> None:
-        for buffer in buffers.values():
-            buffer[rows] = poison if buffer.is_floating_point() else 2**31 - 1
-
+    buffers = runner.replay_layers.inputs.tensors.values()
     for poison in (1e30, torch.inf, torch.nan):
-        fill(slice(None), poison)
-        assert all(torch.equal(*pair) for pair in zip(outputs_of(Serving(runner).step(asked)), expected, strict=True))
-
-        def gather_and_poison(*arguments, poison=poison) -> None:
-            gather_into(*arguments)
-            fill(slice(17, 32), poison)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(graphs, "gather_into", gather_and_poison)
-            poisoned = outputs_of(Serving(runner).step(asked))
-        assert all(torch.equal(*pair) for pair in zip(poisoned, expected, strict=True))
+        for in_the_pads in (0.0, poison):
+            for buffer in buffers:
+                buffer.fill_(poison if buffer.is_floating_point() else EXTREME)
+            pad_poison.fill_(in_the_pads)
+            actual = outputs_of(Serving(runner).step(asked))
+            assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+            for buffer in buffers:
+                held = (in_the_pads if buffer.is_floating_point() else EXTREME) if in_the_pads else 0
+                torch.testing.assert_close(buffer[17:], torch.full_like(buffer[17:], held), equal_nan=True)
 
 
 @fault(
@@ -184,9 +206,23 @@ def test_B10_pads_advance_no_requests_recurrent_state(backend) -> None:
     write(buffers, [Request(5, 0, Phase.PREFILL), Request(6, 0, Phase.PREFILL)], 16, 16)
     for owners in (buffers[0].request_of_row[:16], buffers[1].request_of_row[:16]):
         assert owners.tolist() == [0] * 5 + [1] * 6 + [PAD_REQUEST] * 5
-        state = torch.zeros(2, device=backend.device)
-        state.index_add_(0, owners[owners >= 0].long(), torch.ones_like(owners[owners >= 0], dtype=torch.float32))
-        assert state.tolist() == [5, 6]
+        state = torch.zeros(2 + 1, device=backend.device)  # the last is of no request: -1 counts from the end
+        state.index_put_((owners.long(),), torch.ones(16, device=backend.device), accumulate=True)
+        assert state.tolist() == [5, 6, 5]
+
+
+@fault("B10")
+def test_B10_the_state_that_steps_keep_is_that_of_steps_without_pads(backend, form) -> None:
+    """What this design keeps from step to step is KV: of two prompts and four steps on, each in a padded graph."""
+    plan = make_plan(model_sizes=(16, 64), full_sizes=(), replay_sizes=(32,))
+    steps = [
+        [prefill("p", 30), prefill("q", 6)],
+        *[[decode("p"), decode("q")]] * 2,
+        [prefill("p", 20), prefill("q", 25)],
+    ]
+    records = run_beside_eager(backend, plan, [*steps, [decode("q")]], replay_form=form)
+    assert [record.padded_tokens - record.num_tokens for record in records] == [28, 14, 14, 19, 15]
+    assert [record.padded_rows - record.replay_rows for record in records] == [18, 0, 0, 16, 0]
 
 
 @fault("B11", "dummy batches write a block of their own, which steps are refused; pads of a step write none")

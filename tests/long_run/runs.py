@@ -47,10 +47,7 @@ class Report:
 
 
 def possible_paths() -> set[Path]:
-    """Every path that some step of some world takes; `replay=False`, which measurements ask for, is no step's.
-
-    A one-launch graph needs break buffers that hold the step, so no step beyond the model graphs takes one.
-    """
+    """Every path that some step of some world takes; `replay=False`, which measurements ask for, is no step's."""
     replayed = [("NONE", reason) for reason in WITH_REPLAY_BATCH[1:]] + [("PIECEWISE", "GRAPH")]
     by_model = {
         "EMPTY": [("", "EMPTY")],
@@ -64,7 +61,6 @@ def possible_paths() -> set[Path]:
         (model, mode, reason, form.name, sharing.name)
         for model, pairs in by_model.items()
         for (mode, reason), form, sharing in product(pairs, ReplayForm, PoolSharing)
-        if not (form is ReplayForm.ONE_LAUNCH and reason == "GRAPH" and model in ("NO_SIZES", "TOO_MANY_TOKENS"))
     }
 
 

@@ -176,7 +176,9 @@ class Served:
 
         breaking = [size for size in plan.model_sizes if plan.trim_threshold and size >= plan.trim_threshold]
         replay = sizes(plan.replay_sizes, "replay")
-        if step.form is ReplayForm.ONE_LAUNCH and tokens > max(breaking, default=0):
+        holds_budget = world.forms[0] is ReplayForm.ONE_LAUNCH
+        held = max(*breaking, plan.max_num_batched_tokens if holds_budget else 0, 0)
+        if step.form is ReplayForm.ONE_LAUNCH and tokens > held:
             replay = Sizes(plan.replay_sizes, ())
         kinds = {"FULL": sizes(plan.full_sizes, "FULL"), "PIECEWISE": sizes(plan.model_sizes, "PIECEWISE")}
         return dispatch(own, others, kinds | {"REPLAY": replay}, plan.trim_threshold)

@@ -43,10 +43,10 @@ def layers(backend, rows: int):
 
 
 @fault("D1", "graph outputs are copied to break buffers before another graph runs; early aux states keep their stream")
-def test_D1_states_read_after_the_replay_graph_are_right_on_both_sides_of_the_largest_graph(backend) -> None:
+def test_D1_states_read_after_the_replay_graph_are_right_on_both_sides_of_the_largest_graph(backend, form) -> None:
     plan = make_plan(model_sizes=(64, 256), full_sizes=(4,), replay_sizes=(8, 32), trim_threshold=9)
     steps = [[prefill(f"p{tokens}", tokens)] for tokens in (200, 256, 257, 300)]
-    records = run_beside_eager(backend, plan, [*steps, [decode("p200"), decode("p300")]], EARLY_AUX)
+    records = run_beside_eager(backend, plan, [*steps, [decode("p200"), decode("p300")]], EARLY_AUX, replay_form=form)
     modes = [record.mode for record in records]
     assert modes == [PIECEWISE, PIECEWISE, CudagraphMode.NONE, CudagraphMode.NONE, FULL]
     assert all(record.replay_mode is PIECEWISE for record in records[:4])
@@ -54,11 +54,11 @@ def test_D1_states_read_after_the_replay_graph_are_right_on_both_sides_of_the_la
 
 @fault("D1")
 @pytest.mark.parametrize("sharing", [None, PoolSharing.SHARED])
-def test_D1_early_aux_states_in_a_shared_pool_would_be_overwritten_and_the_checker_sees_it(sharing) -> None:
+def test_D1_early_aux_states_in_a_shared_pool_would_be_overwritten_and_the_checker_sees_it(form, sharing) -> None:
     backend = HostBackend(1 << 30)
     checker = Checker(backend)
     plan = make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(64,), trim_threshold=9)
-    runner = make_runner(backend, plan, EARLY_AUX, sharing=sharing)
+    runner = make_runner(backend, plan, EARLY_AUX, sharing=sharing, replay_form=form)
     assert (runner.sharing.sharing is PoolSharing.OWN_STREAM) == (sharing is None)
     with checker.watching():
         output = Serving(runner).step([prefill("p", 60, keeps=True)])

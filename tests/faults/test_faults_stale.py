@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from decoder.serving import MAX_BLOCKS, Serving, decode, make_plan, make_runner, prefill
-from faults.helpers import place_of, run_beside_eager
+from decoder.serving import BLOCK_SIZE, MAX_BLOCKS, Serving, decode, make_plan, make_runner, prefill
+from faults.helpers import SMOOTH, TOLERANCE, outputs_of, place_of, run_beside_eager
 from faults.table import fault
 from replay.fake_model import FakeModel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -164,6 +164,29 @@ def test_C7_a_request_of_one_block_too_many_is_refused_in_a_step(backend) -> Non
     with pytest.raises(ValueError, match=f"has {MAX_BLOCKS + 1} blocks: .* at most {MAX_BLOCKS} fit"):
         Serving(runner).step([prefill("p", 8 * MAX_BLOCKS + 1)])
     assert Serving(runner).step([prefill("q", 9)]).record.num_tokens == 9
+
+
+@fault("C7")
+def test_C7_graphs_read_no_table_of_a_step_before_nor_of_one_that_was_refused(backend, form) -> None:
+    """The widest table, one block too many, then narrow ones; in graphs as in the same steps eagerly."""
+    plan = make_plan(model_sizes=(64, 320), full_sizes=(), replay_sizes=(32,))
+    sides = [
+        Serving(make_runner(backend, plan, SMOOTH, captured=captured, replay_form=form)) for captured in (True, False)
+    ]
+    widest, one_too_many = prefill("p", BLOCK_SIZE * MAX_BLOCKS), [prefill("o", 9), prefill("p", 1)]
+    narrow = [[prefill("q", 40)], [prefill("q", 30), prefill("r", 9)]]
+    for serving in sides:
+        serving.step([widest])
+        with pytest.raises(ValueError, match=f"request 1 has {MAX_BLOCKS + 1} blocks"):
+            serving.step(one_too_many)
+    for asked in narrow:
+        one, other = (serving.step(asked) for serving in sides)
+        assert (one.record.mode, one.record.replay_mode) == (PIECEWISE, PIECEWISE)
+        for actual, expected in zip(outputs_of(one), outputs_of(other), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        table = sides[0].runner.contexts.batch.block_table
+        widths = [len(sides[0].tables[ask.name]) for ask in asked] + [0] * (len(table) - len(asked))
+        assert not any(bool(row[width:].any()) for row, width in zip(table, widths, strict=True))
 
 
 @fault("C9", "a break reads the live forward context, and the error says so where there is none")

@@ -14,6 +14,7 @@ from replay_sim.batch.rows import select_rows
 from replay_sim.capture import capture
 from replay_sim.capture.eager_break import current_recorder
 from replay_sim.config import ServingConfig
+from replay_sim.decoder.step import StepRunner
 from replay_sim.measure.run_steps import capture_groups
 from replay_sim.plan import make_plan as plan_of
 from replay_sim.replay.context import use_forward_context
@@ -73,6 +74,36 @@ def test_U2_a_batch_of_130_rows_after_one_of_256_with_infinities_equals_eager_ac
         assert bool(actual.isfinite().all()) and torch.equal(actual, expected[:130])
 
 
+@fault("U2")
+def test_U2_a_step_of_130_rows_after_one_of_256_equals_one_that_found_clean_buffers(backend, form) -> None:
+    """In both forms, with layers that read across the rows of a graph, pads too; buffers are zero when made."""
+    plan = make_plan(model_sizes=(256,), full_sizes=(), replay_sizes=(256,))
+
+    def runner_across_rows() -> StepRunner:
+        runner = make_runner(backend, plan, SMOOTH, captured=False, replay_form=form)
+        graphs = runner.replay_graphs
+        run_layers = graphs._run_layers
+
+        def across_rows(inputs) -> tuple[torch.Tensor, ...]:
+            hidden, pre = run_layers(inputs)
+            return hidden + inputs["residual"].abs().amax(0), pre + inputs["pre_mix"].sum(0)
+
+        graphs._run_layers = across_rows
+        runner.capture_model_graphs()
+        runner.capture_replay_graphs()
+        return runner
+
+    used, clean = runner_across_rows(), runner_across_rows()
+    Serving(used).step([prefill("p", 256, keeps=True)])
+    for name in ("residual", "pre_mix"):
+        for row, poison in ((200, torch.nan), (201, torch.inf), (202, 1e30)):
+            used.replay_layers.inputs.tensors[name][row] = poison
+    actual, expected = (Serving(runner).step([prefill("q", 130, keeps=True)]) for runner in (used, clean))
+    assert (actual.record.replay_rows, actual.record.padded_rows) == (130, 256)
+    assert bool(actual.hidden_states.isfinite().all())
+    assert torch.equal(actual.hidden_states, expected.hidden_states) and torch.equal(actual.pre_mix, expected.pre_mix)
+
+
 @fault("U4", "break buffers take the size of the plan's largest breaking graph when they are made")
 def test_U4_a_first_call_of_64_rows_leaves_room_for_256(backend) -> None:
     runner = make_runner(backend, make_plan(model_sizes=(64, 256), full_sizes=(), replay_sizes=(8,)))
@@ -120,7 +151,7 @@ def test_U5_a_capture_that_fails_at_256_leaves_512_usable_and_no_hidden_memory(p
 
 MOVES = {
     "static buffer hidden_states": lambda runner: runner.replay_layers.inputs.tensors,
-    "static buffer pre_mix": lambda runner: runner.replay_layers.break_buffers.tensors,
+    "break buffer pre_mix": lambda runner: runner.replay_layers.break_buffers.tensors,
     "BatchMetadataBuffers.positions": lambda runner: vars(runner.contexts.batch),
     "BatchMetadataBuffers.block_table": lambda runner: vars(runner.contexts.batch),
     "ReplayMetadataBuffers.num_rows": lambda runner: vars(runner.contexts.replay),
@@ -132,8 +163,8 @@ ATTRIBUTES = {"window KV cache of layer 2": "window_cache", "shared KV cache of 
 
 @fault("U6", "inputs are copied in; addresses of buffers, metadata and caches are checked at every step, by name")
 @pytest.mark.parametrize("name", MOVES)
-def test_U6_a_step_over_a_moved_buffer_is_refused_by_name_and_the_next_one_is_right(backend, name: str) -> None:
-    runner = make_runner(backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,)))
+def test_U6_a_step_over_a_moved_buffer_is_refused_by_name_and_the_next_one_is_right(backend, form, name: str) -> None:
+    runner = make_runner(backend, make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,)), replay_form=form)
     arguments = Serving(runner).arguments([prefill("p", 40)])
     expected = runner.step(*arguments).hidden_states.clone()
     holder, attribute = MOVES[name](runner), ATTRIBUTES.get(name, name.rpartition(" ")[2].rpartition(".")[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +15,11 @@ class FixedAddresses:
     def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> None:
         self._prefix = prefix
         self._addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the tensors."""
+        return self._addresses.keys()
 
     def check(self, tensors: Mapping[str, Any]) -> None:
         """Raises RuntimeError naming a tensor that has moved since; cheap enough for every step.

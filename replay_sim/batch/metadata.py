@@ -204,17 +204,21 @@ class ReplayMetadataBuffers:
         `query_start_loc` repeats its last offset beyond the batch's requests (B8). Raises ValueError if `padded_rows`
         is less than the batch's kept rows or more than the buffers hold, RuntimeError naming a buffer that moved (B4).
         """
+        self._addresses.check(vars(self))
         self.check(int(kept_lengths(batch, source.window).sum()), padded_rows)
         write_replay_metadata(self, source, batch.num_reqs, padded_rows)
 
     def check(self, kept: int, padded_rows: int) -> None:
-        """What `write` checks before it writes `kept` rows, for a graph that writes them itself."""
-        self._addresses.check(vars(self))
+        """Raises ValueError as `write` does: for a graph that writes the `kept` rows itself."""
         if not kept <= padded_rows <= self.max_rows:
             raise ValueError(
                 f"padded_rows {padded_rows} must be at least the {kept} rows that the batch keeps and at most the "
                 f"{self.max_rows} rows of the replay metadata buffers"
             )
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """The buffers, by names for a check of their addresses before a step (B4)."""
+        return {f"ReplayMetadataBuffers.{name}": getattr(self, name) for name in self._addresses.names}
 
     def write_captured(self, source: BatchMetadataBuffers, padded_rows: int) -> None:
         """As `write`, of whatever batch is in `source` when it runs: what a graph captures of it."""

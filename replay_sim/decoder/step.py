@@ -335,14 +335,14 @@ class StepRunner:
         return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
 
     def _named_tensors(self) -> dict[str, torch.Tensor]:
-        """What graphs of every kind read or write between steps."""
+        """What graphs read or write between steps, but the batch's metadata, which is checked when it is written."""
         layers = self.replay_layers
-        buffers = {f"break buffer {name}": tensor for name, tensor in layers.break_buffers.tensors.items()}
-        named = {
-            "flags of the break buffers": layers.break_buffers.written,
-            "table of input addresses": layers.input_addresses,
-        }
-        return self._named_caches() | buffers | named
+        named = self._named_caches() | self.contexts.replay.named_tensors()
+        for kind, tensors in (("static", layers.inputs.tensors), ("break", layers.break_buffers.tensors)):
+            named |= {f"{kind} buffer {name}": tensor for name, tensor in tensors.items()}
+        named["flags of the break buffers"] = layers.break_buffers.written
+        named["table of input addresses"] = layers.input_addresses
+        return named
 
     def _named_caches(self) -> dict[str, torch.Tensor]:
         named = {}

@@ -64,7 +64,8 @@ def scatter_rows(
     `written` uint8 (targets, target rows) says which rows may hold something; only these are cleared, so that the bytes
     moved follow the kept rows. `rows` int64 (at least output rows,) and `num_rows` int32 (1,) are read on the device,
     as is `output_row_of` int32 (at least target rows,), the inverse of `rows`, -1 for a row without an output. Raises
-    ValueError for outputs and targets of other shapes or dtypes, and an index or a map that is too short.
+    ValueError for outputs and targets of other shapes or dtypes, outputs of different numbers of rows or not aligned to
+    16 bytes, and an index or a map that is too short.
     """
     if len(outputs) != len(targets):
         raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each")
@@ -73,6 +74,12 @@ def scatter_rows(
             raise ValueError(
                 f"output {index} is {output.dtype} of shape {tuple(output.shape)} and strides {output.stride()}: its "
                 f"target takes contiguous {target.dtype} rows of shape {tuple(target.shape[1:])}"
+            )
+        if output.shape[0] != outputs[0].shape[0]:
+            raise ValueError(f"output {index} has {output.shape[0]} rows, output 0 has {outputs[0].shape[0]}")
+        if output.data_ptr() % ALIGNMENT:
+            raise ValueError(
+                f"output {index} lies at {output.data_ptr():#x}: its rows are read in {ALIGNMENT} aligned bytes"
             )
     if output_row_of.shape[0] < targets[0].shape[0]:
         raise ValueError(f"output_row_of has {output_row_of.shape[0]} rows, the targets {targets[0].shape[0]}")

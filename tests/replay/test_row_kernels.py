@@ -213,20 +213,26 @@ def test_an_input_that_the_kernel_cannot_read_is_named() -> None:
 
 def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_written() -> None:
     """B3."""
-    targets, written = [torch.zeros(6, 4)], torch.zeros(1, 6, dtype=torch.uint8)
+    one, two = [torch.zeros(6, 4)], [torch.zeros(6, 4), torch.zeros(6, 4)]
     rows, count, places = index([1], 6, "cpu")
     fine = torch.ones(2, 4)
-    for outputs, of, at, message in (
-        ([fine, fine], rows, places, "2 outputs for 1 targets"),
-        ([fine.double()], rows, places, "output 0 is torch.float64"),
-        ([torch.ones(2, 5)], rows, places, "output 0 is .* shape"),
-        ([torch.ones(4, 2).t()], rows, places, "output 0 is .* strides"),
-        ([fine], rows, places[:5], "output_row_of has 5 rows, the targets 6"),
-        ([fine], rows[:1], places, "rows has 1 entries for outputs of 2 rows"),
+    askew = torch.ones(9)[1:].view(2, 4)
+    for targets, outputs, of, at, message in (
+        (one, [fine, fine], rows, places, "2 outputs for 1 targets"),
+        (one, [fine.double()], rows, places, "output 0 is torch.float64"),
+        (one, [torch.ones(2, 5)], rows, places, "output 0 is .* shape"),
+        (one, [torch.ones(4, 2).t()], rows, places, "output 0 is .* strides"),
+        (one, [fine], rows, places[:5], "output_row_of has 5 rows, the targets 6"),
+        (one, [fine], rows[:1], places, "rows has 1 entries for outputs of 2 rows"),
+        (one, [askew], rows, places, "output 0 lies at 0x.*: its rows are read in 16 aligned bytes"),
+        (two, [fine, askew], rows, places, "output 1 lies at 0x.*: its rows are read in 16 aligned bytes"),
+        (two, [fine, fine[:1]], rows, places, "output 1 has 1 rows, output 0 has 2"),
+        (two, [fine, torch.ones(3, 4)], rows, places, "output 1 has 3 rows, output 0 has 2"),
     ):
+        written = torch.zeros(len(targets), 6, dtype=torch.uint8)
         with pytest.raises(ValueError, match=message):
             row_ops.scatter_rows(targets, written, outputs, of, count, at)
-    assert not bool(targets[0].any()) and not bool(written.any())
+        assert not any(bool(tensor.any()) for tensor in (*targets, written))
 
 
 def test_a_gather_beyond_its_buffers_is_refused() -> None:

@@ -1,22 +1,21 @@
 """Faults injected into captures and steps: after each the error is the original, memory is back, and the next is right.
 
-Every place of a capture in turn: warm-up, each operation, each break, each allocation, between sizes, the user's
-interrupt; and around it: another thread, garbage that holds a graph, a missing context, a mode left on.
+Every place of a capture in turn: warm-up, each operation, each break, each allocation, the user's interrupt; and around
+it: another thread, garbage that holds a graph, a missing context, a mode left on.
 """
 
 import ast
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from decoder.serving import make_runner
-from faults.helpers import SMOOTH, live_pool_bytes, place_of
-from faults.injection import KINDS, PLAN, Fuse, Injected, eager_equals
+from faults.helpers import live_pool_bytes, place_of
+from faults.injection import KINDS, Fuse, Injected
 from replay.fake_model import FakeModel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -216,35 +215,6 @@ def test_out_of_memory_at_each_allocation_of_a_capture_leaves_no_trace(host_plac
         assert_clean(host_place, x, out)
 
 
-def test_a_device_of_any_capacity_captures_all_or_says_what_is_missing() -> None:
-    """D8: by capacity, a segment more at a time; the sizes that were captured serve, and the rest come later."""
-    needed, outcomes = 0, []
-    while True:
-        backend = HostBackend(1 << 30)
-        allocator = backend.arena.allocator
-        allocator.capacity_bytes = needed
-        runner = make_runner(backend, PLAN, SMOOTH, captured=False)
-        try:
-            runner.capture_model_graphs()
-            runner.capture_replay_graphs()
-        except OutOfMemoryError as error:
-            outcomes.append(error.requested)
-            assert f"of capacity_bytes={needed} are reserved" in str(error)
-            del error
-            gc.collect()
-            assert live_pool_bytes(backend, runner.pool) == 0
-            eager_equals(runner)
-            allocator.capacity_bytes = None
-            runner.capture_model_graphs()
-            runner.capture_replay_graphs()
-        else:
-            break
-        finally:
-            eager_equals(runner)
-        needed += 2 << 20
-    assert outcomes and set(runner.model_graphs) == {16, 64} and runner.replay_graphs.sizes == (8, 32)
-
-
 @pytest.mark.parametrize("kind", [Injected, KeyboardInterrupt])
 @pytest.mark.parametrize("at", range(1, 8))
 def test_an_error_at_any_run_of_the_replay_layers_marks_its_size_and_the_next_capture_is_right(
@@ -281,25 +251,6 @@ def test_an_error_at_any_run_of_the_replay_layers_marks_its_size_and_the_next_ca
         assert [row.tolist() for row in hidden] == [
             model.expected(inputs, row, 3 + i)[0] for i, row in enumerate((1, 5))
         ]
-
-
-def test_an_interrupt_between_two_sizes_leaves_those_before_it(backend) -> None:
-    runner = make_runner(backend, PLAN, SMOOTH, captured=False)
-
-    def interrupted(sizes, _) -> Iterator[int]:
-        yield sizes[0]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        runner.capture_model_graphs(interrupted)
-    assert list(runner.model_graphs) == [64]
-    with pytest.raises(KeyboardInterrupt):
-        runner.capture_replay_graphs(interrupted)
-    assert runner.replay_graphs.sizes == (32,) and not has_forward_context()
-    eager_equals(runner)
-    runner.capture_model_graphs()
-    runner.capture_replay_graphs()
-    eager_equals(runner)
 
 
 def test_a_second_thread_on_the_same_backend_is_refused_and_both_work_after(place, tensors) -> None:

@@ -1,4 +1,4 @@
-"""Memset nodes of a captured CUDA graph made kernels: a chain of kernels alone launches without work for each node."""
+"""Memset nodes of one line made kernels in captured graphs: kernels alone launch without work for each node."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def nodes_of(graph: int) -> list[Any]:
 
 
 def replace_memsets(graph: int, memory_at: Callable[[int, int], torch.Tensor]) -> None:
-    """Put a kernel that fills the same bytes in the place of every memset node of one line.
+    """Put a kernel that fills the same bytes in the place of every memset node of one line; others stay.
 
     cuBLAS puts one before a product whose tiles share their sums (stream-K): three a layer at 4,096 rows, with which a
     launch took 91.1 µs at p10, and 7.8 with kernels (records/kernels-nvidia-h200.md). `memory_at(address, nbytes)` is a
     tensor of bytes there that owns nothing. The current stream must not be the default one, nor capturing. Raises
-    CaptureError where a CUDA call fails.
+    CaptureError where a CUDA call fails, and for a memset so long that PyTorch fills it with several kernels.
     """
     memset = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
     for node in nodes_of(graph):
@@ -43,8 +43,10 @@ def _replace(graph: int, node: Any, memory: torch.Tensor, value: int) -> None:
     value = value - limit if memory.dtype.is_signed and value >= limit // 2 else value
     fill = _captured(lambda: memory.fill_(value))
     try:
-        (kernel,) = nodes_of(fill)
-        (params,) = _checked("cuGraphKernelNodeGetParams", driver.cuGraphKernelNodeGetParams(kernel))
+        kernels = nodes_of(fill)
+        if len(kernels) != 1:
+            raise CaptureError(f"a memset of {memory.nbytes} bytes takes {len(kernels)} kernels: clear less at a time")
+        (params,) = _checked("cuGraphKernelNodeGetParams", driver.cuGraphKernelNodeGetParams(kernels[0]))
         before = _neighbours(driver.cuGraphNodeGetDependencies, node)
         after = _neighbours(driver.cuGraphNodeGetDependentNodes, node)
         (new,) = _checked("cuGraphAddKernelNode", driver.cuGraphAddKernelNode(graph, before, len(before), params))
@@ -57,15 +59,18 @@ def _replace(graph: int, node: Any, memory: torch.Tensor, value: int) -> None:
 
 
 def _captured(function: Callable[[], object]) -> Any:
-    """A graph of what `function` launches on the current stream; the caller destroys it."""
+    """A graph of what `function` launches on the current stream; the caller destroys it. If it fails, none is left."""
     stream = torch.cuda.current_stream().cuda_stream
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     _checked("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, mode))
     try:
         function()
-    finally:
-        ended = driver.cuStreamEndCapture(stream)
-    return _checked("cuStreamEndCapture", ended)[0]
+    except BaseException:
+        status, graph = driver.cuStreamEndCapture(stream)
+        if status == driver.CUresult.CUDA_SUCCESS:
+            driver.cuGraphDestroy(graph)
+        raise
+    return _checked("cuStreamEndCapture", driver.cuStreamEndCapture(stream))[0]
 
 
 def _neighbours(query: Callable[..., tuple[Any, ...]], node: Any) -> list[Any]:

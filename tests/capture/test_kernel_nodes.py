@@ -1,10 +1,15 @@
-"""Memset nodes become kernel nodes: the same bytes, in the same place of the graph, on a GPU."""
+"""Memset nodes become kernel nodes: the same bytes, in the same place of the graph, on a GPU; refusals anywhere."""
 
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from replay_sim.capture import capture
+from replay_sim.capture import CaptureError, capture
 
 KERNEL, MEMSET = "CU_GRAPH_NODE_TYPE_KERNEL", "CU_GRAPH_NODE_TYPE_MEMSET"
 # Bytes of an element: the dtype that holds it, and a value whose bytes differ and whose top bit is set.
@@ -88,3 +93,80 @@ def test_a_graph_of_a_memset_alone_sets(place, monkeypatch, replaced: bool) -> N
     x.fill_(3)
     graph.replay()
     assert x.tolist() == [as_element(value, dtype)] * 64
+
+
+# --- Over a driver that only says what it is asked ---
+
+
+@attrs.define
+class Driver:
+    """A graph `model` of one memset, and a graph `fill` of some kernels that a capture ends in."""
+
+    height: int = 1
+    fill_kernels: int = 1
+    destroyed: list[str] = attrs.field(factory=list)
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_MEMSET="memset")
+
+    def cuGraphGetNodes(self, graph: str, count: int) -> tuple:
+        nodes = ["memset"] if graph == "model" else ["kernel"] * self.fill_kernels
+        return 0, nodes[:count], len(nodes)
+
+    def cuGraphNodeGetType(self, node: str) -> tuple:
+        return 0, node
+
+    def cuGraphMemsetNodeGetParams(self, node: str) -> tuple:
+        return 0, SimpleNamespace(height=self.height, dst=512, elementSize=1, width=64, value=7)
+
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple:
+        return (0,)
+
+    def cuStreamEndCapture(self, stream: int) -> tuple:
+        return 0, "fill"
+
+    def cuGraphDestroy(self, graph: str) -> tuple:
+        self.destroyed.append(graph)
+        return (0,)
+
+
+def over(driver: Driver, monkeypatch) -> ModuleType:
+    """A copy of the module that calls `driver`."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=3))
+    spec = importlib.util.find_spec("replay_sim.capture.kernel_nodes")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def zeros(address: int, nbytes: int) -> Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def test_a_memset_that_takes_several_kernels_is_refused_and_their_graph_destroyed(monkeypatch) -> None:
+    """C7: PyTorch splits a fill of more elements than 32 bits count."""
+    driver = Driver(fill_kernels=2)
+    with pytest.raises(CaptureError, match="memset of 64 bytes takes 2 kernels"):
+        over(driver, monkeypatch).replace_memsets("model", zeros)
+    assert driver.destroyed == ["fill"]
+
+
+def test_a_fill_that_fails_leaves_no_graph_behind(monkeypatch) -> None:
+    """C7: the original error is what the caller sees."""
+
+    def fails(memory: Tensor, value: int) -> None:
+        raise RuntimeError("no kernel for it")
+
+    driver = Driver()
+    monkeypatch.setattr(Tensor, "fill_", fails)
+    with pytest.raises(RuntimeError, match="no kernel for it"):
+        over(driver, monkeypatch).replace_memsets("model", zeros)
+    assert driver.destroyed == ["fill"]
+
+
+def test_a_memset_of_several_lines_stays(monkeypatch) -> None:
+    driver, asked = Driver(height=2), []
+    over(driver, monkeypatch).replace_memsets("model", lambda address, nbytes: asked.append(nbytes))
+    assert not asked and not driver.destroyed

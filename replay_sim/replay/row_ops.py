@@ -26,8 +26,11 @@ def store_addresses(table: torch.Tensor, inputs: RowTensors) -> None:
     """Write where each input's rows begin into `table` int64 (inputs,), 0 for an absent one.
 
     Captured in a model graph it costs its replays no time of the host, and every replay stores that graph's own
-    addresses. Raises ValueError naming an input that is not contiguous or not aligned to 16 bytes.
+    addresses. Raises ValueError naming an input that is not contiguous or not aligned to 16 bytes, and for a table of
+    another length.
     """
+    if table.shape != (len(inputs),):
+        raise ValueError(f"table has shape {tuple(table.shape)} for the addresses of {len(inputs)} inputs")
     for name, value in inputs.items():
         if value is not None and not value.is_contiguous():
             raise ValueError(f"{name} has strides {value.stride()}: its rows are gathered from contiguous memory")
@@ -43,9 +46,12 @@ def gather_by_address(
 
     `addresses` int64 (inputs,) from `store_addresses`, in the buffers' order; whose tensors must still be there.
     `rows` int64 (at least padded,) and `num_rows` int32 (1,) are read on the device, so that one captured call serves
-    every batch. The buffer of an absent input is cleared. Raises ValueError for buffers shorter than `padded`.
+    every batch. The buffer of an absent input is cleared. Raises ValueError for buffers shorter than `padded`, or not
+    contiguous, and an index of other dtypes.
     """
-    shortest = min(buffer.shape[0] for buffer in buffers)
+    _check_index(rows=(rows, torch.int64), num_rows=(num_rows, torch.int32))
+    _check_contiguous("buffer", buffers)
+    shortest = min((buffer.shape[0] for buffer in buffers), default=0)
     if padded > min(shortest, rows.shape[0]):
         raise ValueError(f"padded is {padded}: the buffers have {shortest} rows, the index {rows.shape[0]}")
     _ops.gather_rows_.default(list(buffers), addresses, rows, num_rows, padded)
@@ -64,11 +70,17 @@ def scatter_rows(
     `written` uint8 (targets, target rows) says which rows may hold something; only these are cleared, so that the bytes
     moved follow the kept rows. `rows` int64 (at least output rows,) and `num_rows` int32 (1,) are read on the device,
     as is `output_row_of` int32 (at least target rows,), the inverse of `rows`, -1 for a row without an output. Raises
-    ValueError for outputs and targets of other shapes or dtypes, outputs of different numbers of rows or not aligned to
-    16 bytes, and an index or a map that is too short.
+    ValueError for outputs and targets of other shapes or dtypes or of different numbers of rows, outputs not aligned to
+    16 bytes, and flags, an index or a map of other shapes or dtypes.
     """
-    if len(outputs) != len(targets):
-        raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each")
+    if len(outputs) != len(targets) or not targets:
+        raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each, at least one")
+    _check_index(rows=(rows, torch.int64), num_rows=(num_rows, torch.int32), output_row_of=(output_row_of, torch.int32))
+    _check_contiguous("target", targets)
+    if {tuple(written.shape)} != {(len(targets), target.shape[0]) for target in targets}:
+        raise ValueError(
+            f"written has shape {tuple(written.shape)} for targets of {[target.shape[0] for target in targets]} rows"
+        )
     for index, (target, output) in enumerate(zip(targets, outputs, strict=True)):
         if (target.shape[1:], target.dtype) != (output.shape[1:], output.dtype) or not output.is_contiguous():
             raise ValueError(
@@ -86,6 +98,21 @@ def scatter_rows(
     if rows.shape[0] < outputs[0].shape[0]:
         raise ValueError(f"rows has {rows.shape[0]} entries for outputs of {outputs[0].shape[0]} rows")
     _ops.scatter_rows_.default(list(targets), written, list(outputs), rows, num_rows, output_row_of)
+
+
+def _check_index(**tensors: tuple[torch.Tensor, torch.dtype]) -> None:
+    """The kernels read what they are given as of these dtypes (G8 of the known faults)."""
+    for name, (tensor, dtype) in tensors.items():
+        if tensor.dtype != dtype or tensor.dim() != 1:
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: it must be {dtype} of shape (n,)"
+            )
+
+
+def _check_contiguous(kind: str, tensors: Sequence[torch.Tensor]) -> None:
+    for index, tensor in enumerate(tensors):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{kind} {index} has strides {tensor.stride()}: its rows are read as contiguous memory")
 
 
 def _store_addresses_plainly(table: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> None:
@@ -118,12 +145,15 @@ def _scatter_plainly(
     num_rows: torch.Tensor,
     output_row_of: torch.Tensor,
 ) -> None:
+    """What is interrupted leaves no row that holds something without its flag: the next scatter clears it."""
     max_rows = targets[0].shape[0]
     kept = output_row_of[:max_rows] >= 0
+    stale = written.bool() & ~kept
+    written |= kept
     index = rows[: int(num_rows)]
     fits = index < max_rows
-    for flags, target, output in zip(written, targets, outputs, strict=True):
-        target[flags.bool() & ~kept] = 0
+    for cleared, target, output in zip(stale, targets, outputs, strict=True):
+        target[cleared] = 0
         target[index[fits]] = output[: index.shape[0]][fits]
     written.copy_(kept.expand_as(written))
 

@@ -215,6 +215,8 @@ def test_an_input_that_the_kernel_cannot_read_is_named() -> None:
         row_ops.store_addresses(table, {"residual": torch.zeros(4, 6)[:, ::2]})
     with pytest.raises(ValueError, match="pre_mix lies at 0x.* 16 aligned bytes"):
         row_ops.store_addresses(table, {"pre_mix": torch.zeros(8)[1:5]})
+    with pytest.raises(ValueError, match=r"table has shape \(1,\) for the addresses of 2 inputs"):
+        row_ops.store_addresses(table, {"pre_mix": torch.zeros(4), "residual": None})
     assert table.tolist() == [5]
 
 
@@ -226,6 +228,12 @@ def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_wr
     askew = torch.ones(9)[1:].view(2, 4)
     for targets, outputs, of, at, message in (
         (one, [fine, fine], rows, places, "2 outputs for 1 targets"),
+        ([], [], rows, places, "0 outputs for 0 targets: one for each, at least one"),
+        ([torch.zeros(6, 4), torch.zeros(5, 4)], [fine, fine], rows, places, r"written has shape .* of \[6, 5\] rows"),
+        ([torch.zeros(4, 6).t()], [fine], rows, places, "target 0 has strides"),
+        (one, [fine], rows.int(), places, "rows is torch.int32 .* must be torch.int64"),
+        (one, [fine], rows, places.long(), "output_row_of is torch.int64 .* must be torch.int32"),
+        (one, [fine], rows.unsqueeze(0), places, r"rows is torch.int64 of shape \(1, "),
         (one, [fine.double()], rows, places, "output 0 is torch.float64"),
         (one, [torch.ones(2, 5)], rows, places, "output 0 is .* shape"),
         (one, [torch.ones(4, 2).t()], rows, places, "output 0 is .* strides"),
@@ -248,3 +256,16 @@ def test_a_gather_beyond_its_buffers_is_refused() -> None:
         row_ops.gather_by_address(
             [torch.zeros(8, 2)], torch.zeros(1, dtype=I64), torch.zeros(20, dtype=I64), torch.zeros(1, dtype=I32), 9
         )
+
+
+@pytest.mark.parametrize(
+    ("buffer", "rows", "message"),
+    [
+        (torch.zeros(2, 8).t(), torch.zeros(20, dtype=I64), "buffer 0 has strides"),
+        (torch.zeros(8, 2), torch.zeros(20, dtype=I32), "rows is torch.int32"),
+    ],
+)
+def test_a_gather_into_what_its_kernel_would_misread_is_refused(buffer, rows, message: str) -> None:
+    """B3, G8."""
+    with pytest.raises(ValueError, match=message):
+        row_ops.gather_by_address([buffer], torch.zeros(1, dtype=I64), rows, torch.zeros(1, dtype=I32), 8)

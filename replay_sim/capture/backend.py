@@ -34,7 +34,7 @@ class Segment(Protocol):
 
     @property
     def num_operations(self) -> int:
-        """How many operations a replay runs; graph nodes, on a GPU."""
+        """How many operations a replay runs: on a GPU the nodes of a graph, kernels and copies."""
 
     def replay(self) -> None:
         """Run the captured operations again on the addresses that they were captured with (C2)."""

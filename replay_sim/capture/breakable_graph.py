@@ -50,7 +50,7 @@ class BreakableGraph:
 
     @property
     def num_operations(self) -> int:
-        """Operations captured in all segments; kernels, on a GPU."""
+        """Operations captured in all segments: on a GPU the nodes of their graphs, kernels and copies."""
         return sum(segment.num_operations for segment in self.segments)
 
     def replay(self) -> Any:

@@ -18,7 +18,7 @@ from replay_sim.capture.kernel_nodes import nodes_of, replace_memsets
 
 @attrs.frozen
 class CudaSegment:
-    """One instantiated CUDA graph."""
+    """One instantiated CUDA graph of `num_operations` nodes, kernels and copies."""
 
     graph: torch.cuda.CUDAGraph
     num_operations: int
@@ -158,13 +158,13 @@ class CudaBackend(CaptureBackend):
     def end_segment(self) -> CudaSegment | None:
         """Ends the segment and instantiates its graph; None when nothing was captured."""
         graph = self._stop()
-        num_kernels = len(nodes_of(graph.raw_cuda_graph()))
-        if num_kernels == 0:
+        num_nodes = len(nodes_of(graph.raw_cuda_graph()))
+        if num_nodes == 0:
             graph.reset()
             return None
         replace_memsets(graph.raw_cuda_graph(), self._memory_at)
         graph.instantiate()
-        return CudaSegment(graph, num_kernels)
+        return CudaSegment(graph, num_nodes)
 
     def abort_segment(self) -> None:
         """Ends the stream's capture and drops what it holds; an error of the ended capture itself is not news."""

@@ -55,6 +55,8 @@ def poisoned_pads(runner: StepRunner, poison: Poison | None) -> Iterator[None]:
     """Inside, what a step writes into its pads is poison, all but what says that they are pads: slot and request.
 
     Pads of the model have ids whose embedding is poison. A breakable replay graph's rows are poisoned after the gather.
+    In a one-launch graph nothing is: it writes the metadata of its pads and gathers by itself, over what
+    `poison_leftovers` put there, and its replay batch counts its pads among its tokens.
     """
     if poison is None:
         yield

@@ -28,14 +28,14 @@ def main(steps: int, seed: int, workers: int, device: str) -> None:
                 bar.write(failure, sys.stderr)
 
         report = run_worlds(seed, steps, tell, workers=workers, device=device)
-    click.echo(summary(report, seed, device))
+    click.echo(summary(report, steps, seed, device))
     for failed in sorted(report.failures)[:1]:
         click.echo(run_seed(failed, device, shrink=True).failures.get(failed), err=True)
     sys.exit(bool(report.failures))
 
 
-def summary(report: Report, seed: int, device: str) -> str:
-    """The figures in markdown: one line, the counts, and the paths."""
+def summary(report: Report, steps: int, seed: int, device: str) -> str:
+    """The figures of a run of at least so many steps in markdown: one line, the counts, and the paths."""
     tally, possible = report.tally, possible_paths()
     assert set(tally.paths) <= possible, f"paths that no step should take: {set(tally.paths) - possible}"
     missed = possible - set(tally.paths)
@@ -44,6 +44,7 @@ def summary(report: Report, seed: int, device: str) -> str:
         f"{len(tally.paths)} of {len(possible)} dispatch paths, {report.seconds:,.0f} s of processor time "
         f"({device}; python {platform.python_version()}, torch {torch.__version__}, "
         f"hypothesis {version('hypothesis')}).",
+        *([f"Stopped early, after {len(report.failures)} failures."] if tally.steps < steps else []),
         "Of these steps: " + ", ".join(f"{count:,} {what}" for what, count in tally.counts.most_common()) + ".",
         *(f"Not covered: {', '.join(path)}" for path in sorted(missed)),
         "",

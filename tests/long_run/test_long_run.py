@@ -1,7 +1,10 @@
 """Whole steps of random worlds are right: against plain clauses, an eager twin bit for bit, and float64."""
 
 import pytest
-from long_run.runs import Report, possible_paths, run_worlds
+import torch
+from long_run import runs
+from long_run.__main__ import summary
+from long_run.runs import Report, possible_paths, run_seed, run_worlds
 from long_run.served import Served
 
 STEPS, FIRST_SEED = 2000, 1
@@ -49,3 +52,29 @@ def test_a_world_that_fails_is_reported_with_its_history_and_the_next_ones_run(m
     assert list(report.failures) == [FIRST_SEED] and told[0].failures == report.failures
     assert all(part in report.failures[FIRST_SEED] for part in ("planted", "history=[Step(asks="))
     assert told[0].tally.steps == 0 and report.tally.steps >= 20
+
+
+def test_a_run_in_which_every_world_fails_ends_and_says_that_it_stopped_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worlds that fail add no steps."""
+
+    def finish(self: Served) -> None:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(Served, "finish", finish)
+    monkeypatch.setattr(runs, "MOST_FAILURES", 3)
+    report = run_worlds(FIRST_SEED, 20)
+    assert sorted(report.failures) == [FIRST_SEED, FIRST_SEED + 1, FIRST_SEED + 2] and report.tally.steps == 0
+    assert "Stopped early, after 3 failures." in summary(report, 20, FIRST_SEED, "cpu")
+
+
+def test_a_run_that_took_its_steps_does_not_say_that_it_stopped_early(report: Report) -> None:
+    assert "early" not in summary(report, STEPS, FIRST_SEED, "cpu")
+
+
+def test_a_world_multiplies_without_onednn_and_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no command has set the process up."""
+    found: list[bool] = []
+    monkeypatch.setattr(runs, "run_world", lambda *_: found.append(torch.backends.mkldnn.enabled))
+    before = torch.backends.mkldnn.enabled
+    run_seed(FIRST_SEED)
+    assert found == [False] and torch.backends.mkldnn.enabled == before

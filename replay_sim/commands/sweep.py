@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,7 @@ def command(
     from replay_sim.explore.sweep_file import PointsFile
     from replay_sim.explore.sweep_grid import parse_grid
     from replay_sim.explore.sweep_points import fingerprint
+    from replay_sim.explore.sweep_rows import is_row_of
     from replay_sim.explore.sweep_table import check_out, write_table
 
     began = time.perf_counter()
@@ -94,11 +96,11 @@ def command(
     workloads = _workloads(axes, trace, profile, requests, seed)
     points = _points(configs, axes, workloads)
     kept = out.with_name(out.name + ".points")
-    mark = fingerprint(points, workloads, runner.times)
+    mark, is_row = fingerprint(points, workloads, runner.times), partial(is_row_of, points)
     by_source = {workload.source: workload for workload in workloads}
     finished: Mapping[int, Row] = {}
     try:
-        with _stopped_by_signals(), PointsFile(kept, mark, resume=resume) as file, runner.executor as executor:
+        with _stopped_by_signals(), PointsFile(kept, mark, is_row, resume=resume) as file, runner.executor as executor:
             finished = file.rows
             rows = run_sweep(points, by_source, executor, file, progress=progress_bar, **runner.how)
             write_table(out, rows)
@@ -204,8 +206,6 @@ def _runner(dask: str | None, workers: int | None, measure: bool, seed: int) -> 
 
 def _measuring(seed: int) -> _Runner:
     """A process for each GPU, and a task for each point, whose failure is its own; ValueError without a GPU."""
-    from functools import partial
-
     from replay_sim.config import FLASH_RANK
     from replay_sim.explore.sweep_executors import gpu_pool, visible_gpus
     from replay_sim.explore.sweep_measured import MeasuredTimes, run_measured

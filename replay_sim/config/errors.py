@@ -11,6 +11,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def printable(text: str) -> str:
+    """Return `text` with escapes for what a terminal acts on or UTF-8 cannot hold; letters of any script stay."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
 def nearest(name: str, known: list[str]) -> str:
     """Return a hint such as `; did you mean 'window'?` with the closest of `known`; empty if none is alike."""
     import difflib

@@ -17,7 +17,11 @@ def read_object(path: Path, largest_bytes: int) -> dict[str, Any]:
 
     Raises JsonFileError for anything else: keys given twice, NaN and infinities included.
     """
-    data = _read_bytes(path, largest_bytes)
+    return parse_object(_read_bytes(path, largest_bytes))
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that these bytes of UTF-8 text are; raises JsonFileError as `read_object` does."""
     try:
         document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except JsonFileError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replay_sim.config.errors import printable
 from replay_sim.explore.sweep_plans import config_of, plan_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
 from replay_sim.explore.sweep_score import step_columns, time_columns
@@ -71,6 +73,10 @@ the seconds of all steps. extrapolated_share of these are of steps that the mode
 source says what the times were modelled by or measured on, error why a point failed; each is empty if there is nothing
 to say.
 """
+SIZES = ("cudagraph_capture_sizes", "decoder_replay_cudagraph_capture_sizes")
+TIMES = ("expected_step_ms", "replay_off_step_ms", "speedup", "workload_s", "extrapolated_share")
+SAID = ("source", "outside", "error")
+LARGEST_COUNT = (1 << 63) - 1
 
 
 def modelled(point: DesignPoint, workload: SweptWorkload, steps: DispatchedSteps, plan: CapturePlan) -> Row:
@@ -84,9 +90,46 @@ def run_group(points: Sequence[DesignPoint], workload: SweptWorkload, times: Tim
     return [group.row(point) for point in points]
 
 
+def is_row_of(points: Sequence[DesignPoint], row: Row) -> bool:
+    """Whether a row from a file is one that `run_group` can have made of a point; `points` are all, by index.
+
+    It has the columns, the knobs of its point, finite figures of the column's type, and none beside an error.
+    """
+    index = row.get("point")
+    if row.keys() != set(COLUMNS) or type(index) is not int or not 0 <= index < len(points):
+        return False
+    asked = _asked(points[index])
+    if repr({name: row[name] for name in asked}) != repr(asked):
+        return False
+    if not all(isinstance(row[name], str) and row[name].isprintable() for name in SAID):
+        return False
+    figures = [name for name in COLUMNS if name not in (*asked, *SAID)]
+    if row["error"]:
+        return all(row[name] is None for name in figures)
+    return all(_is_figure(name, row[name]) for name in figures)
+
+
+def _is_figure(name: str, value: object) -> bool:
+    if name in TIMES:
+        return isinstance(value, float) and 0 <= value < math.inf
+    if name in SIZES:
+        return isinstance(value, list) and all(map(_is_count, value))
+    return _is_count(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
+
+
+def _asked(point: DesignPoint) -> Row:
+    """The columns that say which design a point is."""
+    row: Row = {"point": point.index, "config": point.config_name, "workload": point.workload, "plan": point.plan}
+    return row | {name: point.asked(name) for name in SETTINGS}
+
+
 def _one_line(text: str) -> str:
     """A reason fit for a table: a GPU's errors have several lines."""
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 class _Group:
@@ -99,16 +142,7 @@ class _Group:
 
     def row(self, point: DesignPoint) -> Row:
         """The row of a point; whatever it raises is its `error`."""
-        row: Row = dict.fromkeys(COLUMNS) | {
-            "point": point.index,
-            "config": point.config_name,
-            "workload": point.workload,
-            **{name: point.asked(name) for name in SETTINGS},
-            "plan": point.plan,
-            "source": "",
-            "outside": "",
-            "error": "",
-        }
+        row: Row = dict.fromkeys(COLUMNS) | _asked(point) | dict.fromkeys(SAID, "")
         try:
             return row | self._result(point)
         except ValueError as error:

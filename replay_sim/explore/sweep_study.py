@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ from replay_sim.explore.sweep_file import PointsFile
 from replay_sim.explore.sweep_grid import Setting
 from replay_sim.explore.sweep_plans import config_of, plan_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, design_points, fingerprint, schedule_of
+from replay_sim.explore.sweep_rows import is_row_of
 from replay_sim.explore.sweep_steps import count_schedule
 from replay_sim.explore.sweep_table import table_of
 from replay_sim.explore.tuning_costs import fitted_costs
@@ -42,9 +44,9 @@ class SweepStudy:
         self.table = self._run()
 
     def _run(self) -> pd.DataFrame:
-        mark = fingerprint(self.points, [self.workload])
+        mark, is_row = fingerprint(self.points, [self.workload]), partial(is_row_of, self.points)
         with tempfile.TemporaryDirectory() as folder, process_pool(cores()) as executor:
-            with PointsFile(Path(folder) / "points", mark, resume=False) as file:
+            with PointsFile(Path(folder) / "points", mark, is_row, resume=False) as file:
                 workloads = {self.workload.source: self.workload}
                 return table_of(run_sweep(self.points, workloads, executor, file, progress=progress_bar))
 

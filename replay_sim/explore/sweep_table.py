@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from replay_sim.explore.sweep_rows import COLUMNS, Row
+from replay_sim.explore.sweep_rows import COLUMNS, SIZES, Row
 from replay_sim.whole_file import write_whole
 
 SUFFIXES = (".csv", ".json")
-SIZES = ("cudagraph_capture_sizes", "decoder_replay_cudagraph_capture_sizes")
 WORDS = ("config", "workload", "cudagraph_mode", "plan", "source", "outside", "error")
 """The columns of text."""
 

@@ -1,6 +1,7 @@
 """The sweep command: its table, resuming, and one line for what it cannot use (issue 9)."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -135,6 +136,24 @@ def test_what_was_stopped_is_not_overwritten_and_is_resumed_to_the_same_table(
     resumed = (here / "sweep.csv").read_bytes()
     assert run(capsys, *small, *GRID, "--out", "again.csv")[0] == 0
     assert (here / "again.csv").read_bytes() == resumed
+
+
+@pytest.mark.parametrize("changed", [{"workload_s": "<b>"}, {"workload_s": -math.inf}, {"point": 999_999}, None])
+def test_a_finished_point_that_this_sweep_cannot_have_is_refused(
+    changed: dict | None, small, capsys, here: Path, monkeypatch
+) -> None:
+    """Issue 8: a file from outside; its numbers would be the best design."""
+    with monkeypatch.context() as patched:
+        patched.setattr("replay_sim.commands.sweep.progress_bar", lambda rows, _: (next(iter(rows)), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            cli.main(["sweep", *small, *GRID, "--out", "sweep.csv"])
+    path = here / "sweep.csv.points"
+    head, first, *_ = path.read_text().splitlines()
+    row = {"point": 0} if changed is None else json.loads(first) | changed
+    path.write_text(f"{head}\n{json.dumps(row)}\n")
+    status, out, err = run(capsys, *small, *GRID, "--out", "sweep.csv", "--resume")
+    assert (status, out) == (2, "") and err.startswith("replay-sim: sweep.csv.points: line 2 is no finished point of ")
+    assert [entry.name for entry in here.iterdir()] == ["sweep.csv.points"]
 
 
 def test_profiles_and_configs_are_axes_too(capsys, here: Path) -> None:

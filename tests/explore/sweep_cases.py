@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from replay_sim.config import ServingConfig
 from replay_sim.explore.sweep import run_sweep
 from replay_sim.explore.sweep_file import PointsFile
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, design_points, fingerprint
-from replay_sim.explore.sweep_rows import Row, run_group
+from replay_sim.explore.sweep_rows import Row, is_row_of, run_group
 
 CONFIG = ServingConfig(
     window=8,
@@ -34,7 +35,8 @@ WORKLOADS = {WORKLOAD.source: WORKLOAD}
 
 
 def points_file(folder: Path, *, resume: bool = False) -> PointsFile:
-    return PointsFile(folder / "sweep.csv.points", fingerprint(POINTS, [WORKLOAD]), resume=resume)
+    mark, is_row = fingerprint(POINTS, [WORKLOAD]), partial(is_row_of, POINTS)
+    return PointsFile(folder / "sweep.csv.points", mark, is_row, resume=resume)
 
 
 def rows_in_threads(folder: Path, points: Sequence[DesignPoint] = POINTS) -> list[Row]:

@@ -22,7 +22,7 @@ from replay_sim.explore.sweep_file import PointsFile
 from replay_sim.explore.sweep_measured import STEPS_A_WAY, MeasuredTimes, rig_spec, run_measured, sample_steps
 from replay_sim.explore.sweep_plans import config_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, design_points, fingerprint, schedule_of
-from replay_sim.explore.sweep_rows import COLUMNS, Row, run_group
+from replay_sim.explore.sweep_rows import COLUMNS, Row, is_row_of, run_group
 from replay_sim.explore.tuning_costs import fitted_costs
 from replay_sim.plan import make_plan
 from replay_sim.workload.scheduler import Scheduler
@@ -87,7 +87,7 @@ def all_records() -> list[StepRecord]:
 
 def swept(points: tuple[DesignPoint, ...], times: MeasuredTimes, executor, folder: Path, run=run_group) -> list[Row]:
     mark = fingerprint(points, [WORKLOAD], times)
-    with PointsFile(folder / "points", mark, resume=False) as file:
+    with PointsFile(folder / "points", mark, partial(is_row_of, points), resume=False) as file:
         return run_sweep(points, WORKLOADS, executor, file, run=partial(run, times=times), group_points=1)
 
 

@@ -1,5 +1,7 @@
 """Rows of a sweep against dispatch and scoring step by step, each point by itself."""
 
+import json
+import math
 from collections import Counter
 from functools import partial
 
@@ -10,7 +12,7 @@ from explore.sweep_cases import CONFIG, FAILED, LENGTHS, POINTS, WORKLOAD, run_o
 from replay_sim.batch.dispatch import CudagraphMode, dispatch_step
 from replay_sim.explore.sweep_plans import config_of, plan_of
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
-from replay_sim.explore.sweep_rows import COLUMNS, Row, run_group
+from replay_sim.explore.sweep_rows import COLUMNS, TIMES, Row, is_row_of, run_group
 from replay_sim.explore.sweep_steps import count_schedule, dispatch_steps
 from replay_sim.explore.tuning_costs import fitted_costs
 from replay_sim.explore.tuning_score import dispatched, score
@@ -149,3 +151,43 @@ def test_a_fault_of_the_program_is_a_row_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("replay_sim.explore.sweep_rows.step_columns", broken)
     (row,) = run_group(POINTS[:1], WORKLOAD)
     assert row["error"] == "RuntimeError: CUDA error: an illegal access Compile with more checks"
+
+
+def test_every_row_is_one_of_its_sweep_as_a_file_of_json_gives_it_back() -> None:
+    assert all(is_row_of(POINTS, json.loads(json.dumps(row))) for row in ROWS)
+
+
+RAN_ROW, FAILED_ROW = ROWS[RAN[0].index], ROWS[FAILED[0]]
+NO_ROWS: dict[str, Row] = {
+    "a point alone": {"point": 0},
+    "a column more": RAN_ROW | {"note": ""},
+    "a column less": {name: value for name, value in RAN_ROW.items() if name != "speedup"},
+    "a point beyond the sweep": RAN_ROW | {"point": len(POINTS)},
+    "a point before the sweep": RAN_ROW | {"point": -1},
+    "a point that is true": RAN_ROW | {"point": True},
+    "the point of another design": RAN_ROW | {"point": RAN[1].index},
+    "another window": RAN_ROW | {"window": 5},
+    "a window that is a float": RAN_ROW | {"window": float(RAN_ROW["window"])},
+    "another plan": RAN_ROW | {"plan": "tuned"},
+    "a time that is text": RAN_ROW | {"workload_s": "<b>"},
+    "a time beyond floats": RAN_ROW | {"workload_s": 10**400},
+    "a time that is true": RAN_ROW | {"workload_s": True},
+    "no time": RAN_ROW | {"workload_s": None},
+    "an infinite share": RAN_ROW | {"extrapolated_share": float("inf")},
+    "steps below none": RAN_ROW | {"steps": -1},
+    "bytes beyond any": RAN_ROW | {"static_buffer_bytes": 1 << 63},
+    "sizes in words": RAN_ROW | {"cudagraph_capture_sizes": "1 2"},
+    "a size that is a float": RAN_ROW | {"cudagraph_capture_sizes": [1.0]},
+    "an escape": RAN_ROW | {"source": "\x1b[2J"},
+    "no Unicode": RAN_ROW | {"outside": "\ud800"},
+    "no source": RAN_ROW | {"source": None},
+    "figures and an error": RAN_ROW | {"error": "failed"},
+    "neither figures nor an error": FAILED_ROW | {"error": ""},
+}
+NO_ROWS |= {f"{name} {value}": RAN_ROW | {name: value} for name in TIMES for value in (-1.0, math.nan, -math.inf)}
+
+
+@pytest.mark.parametrize("row", NO_ROWS.values(), ids=NO_ROWS)
+def test_what_no_point_can_have_is_no_row(row: Row) -> None:
+    """Issue 8: a row that a file of finished points holds is believed only if this sweep can have made it."""
+    assert not is_row_of(POINTS, row)

@@ -31,11 +31,13 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     "pool": frozenset("arrangement order group reserved_bytes predicted_bytes".split()),
     "capture": frozenset("plan num_graphs num_segments seconds reserved_bytes".split()),
     "steps": frozenset(
-        "arm num_tokens padded_tokens replay_rows num_reqs window host_us device_us p10 p90 n graph_launches "
-        "kernel_launches limit_us held_out predicted_us".split()
+        "arm num_tokens padded_tokens replay_rows num_reqs longest_query num_decodes computed window num_local_experts "
+        "max_num_batched_tokens step_us host_us device_us p10 p90 n graph_launches kernel_launches limit_us held_out "
+        "predicted_us".split()
     ),
     "prefill": frozenset(
-        "arm prompt_tokens max_num_batched_tokens num_steps window prefill_us host_us p10 p90 n".split()
+        "arm prompt_tokens max_num_batched_tokens num_steps window num_local_experts prefill_us host_us p10 p90 "
+        "n".split()
     ),
     "calls": frozenset("op rows device_us p10 p90 n bytes limit_us".split()),
     "laptop": frozenset("job did cpu_seconds peak_bytes".split()),
@@ -43,6 +45,14 @@ REQUIRED_POINT_KEYS: dict[str, frozenset[str]] = {
     "run": frozenset("step num_tokens padded_tokens mode replay_rows padded_rows replay_mode reason num_reqs".split()),
 }
 """Kinds of record and the keys that every point of the kind has."""
+WORDS = frozenset("op arm form arrangement order group plan mode replay_mode reason job did of sweep".split())
+FLAGS = frozenset({"held_out"})
+TIMES = frozenset("p10 p90 seconds cpu_seconds ratio_median ratio_min ratio_max".split())
+"""Figures that need not be whole, beside those in *_us; what is neither a word nor a flag nor such a one is a count."""
+MAY_BE_NONE = frozenset(
+    "device_us graph_launches kernel_launches moved_us predicted_us predicted_bytes peak_bytes replay_mode".split()
+)
+LARGEST_COUNT = (1 << 63) - 1
 
 FIELD_TYPES: dict[str, tuple[type, str]] = {
     "kind": (str, "a string"),
@@ -87,6 +97,9 @@ class Record:
                 json.dumps(values, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 raise RecordError(f"{name}: allowed are JSON values and finite numbers: {error}") from None
+        subject = self.settings.get("subject")
+        if not isinstance(subject, str):
+            raise RecordError(f"settings: subject is {shown(subject)}, allowed is a string")
         for index, point in enumerate(self.points):
             self._check_point(index, point)
 
@@ -99,6 +112,8 @@ class Record:
                 raise RecordError(f"points: {key} of number {index} is {shown(value)}, allowed are flat values")
             if isinstance(value, float) and not math.isfinite(value):
                 raise RecordError(f"points: {key} of number {index} is {value}, allowed are finite numbers")
+            if key in REQUIRED_POINT_KEYS[self.kind] and not _is_allowed(key, value):
+                raise RecordError(f"points: {key} of number {index} is {shown(value)}, allowed is {_meaning(key)}")
 
     @property
     def file_name(self) -> str:
@@ -114,6 +129,30 @@ class Record:
         device = at["gpu"] or f"a CPU ({at.get('cpu')})"
         driver = f", driver {at['driver']}" if at["driver"] else ""
         return f"measured on {device}{driver}, torch {at['torch']}, {at['date']}"
+
+
+def _is_allowed(key: str, value: object) -> bool:
+    """Whether a required key may have this flat and finite value."""
+    if value is None:
+        return key in MAY_BE_NONE
+    if key in WORDS | FLAGS:
+        return isinstance(value, str if key in WORDS else bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return (_is_time(key) or isinstance(value, int)) and 0 <= value <= LARGEST_COUNT
+
+
+def _is_time(key: str) -> bool:
+    return key in TIMES or key.endswith("_us")
+
+
+def _meaning(key: str) -> str:
+    """What a required key's value must be, in words."""
+    if key in WORDS | FLAGS:
+        what = "a string" if key in WORDS else "true or false"
+    else:
+        what = f"{'a number' if _is_time(key) else 'an integer'} from 0 to {LARGEST_COUNT}"
+    return f"{what} or null" if key in MAY_BE_NONE else what
 
 
 def write_record(record: Record, path: Path) -> None:

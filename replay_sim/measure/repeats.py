@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
+from replay_sim.config.errors import printable
 from replay_sim.measure.records import Point, Record, bundled_records, read_record, write_record
 
 PROGRAM = "python -m replay_sim.measure.repeats"
@@ -56,13 +57,14 @@ def compare_records(first: Record, second: Record) -> list[Point]:
 
     `ratio_median`, `ratio_min` and `ratio_max` are of the times over the `n` points that both have; `of` names the
     kind of the records. On another GPU they say what that changes, on the same how far to trust one run. Raises
-    ValueError for records of different kinds, of a kind that has no Comparison, and for two without a common point.
+    ValueError for records of different kinds, of a kind that has no Comparison, for two without a common point, and for
+    a point without what it is compared by or a time above 0.
     """
     kinds = {first.kind, second.kind}
     if len(kinds) > 1 or not kinds <= COMPARISONS.keys():
         raise ValueError(f"records of kinds {sorted(kinds)}: allowed are two of one of {', '.join(COMPARISONS)}")
     how = COMPARISONS[first.kind]
-    before, after = ({_same(point, how): _time(point, how) for point in record.points} for record in (first, second))
+    before, after = _times(first, how), _times(second, how)
     ratios: dict[str, list[float]] = {}
     for point in first.points:
         same = _same(point, how)
@@ -132,14 +134,22 @@ def repeat_table(points: Iterable[Point]) -> str:
     return tabulate([[point[key] for key in keys] for point in named], keys, tablefmt="pipe", floatfmt=".3f")
 
 
+def _times(record: Record, how: Comparison) -> dict[tuple[object, ...], float]:
+    """The time of every point, by what those share that measured the same; ValueError for a point without a key."""
+    times = {}
+    for point in record.points:
+        missing = {*how.same, how.by, how.time} - point.keys()
+        if missing:
+            raise ValueError(f"a point of the {record.kind} record lacks {', '.join(sorted(missing))} to compare it by")
+        time = point[how.time]
+        if not isinstance(time, int | float) or time <= 0:
+            raise ValueError(f"{how.time} of a point of the {record.kind} record is {time!r}; it must be above 0")
+        times[_same(point, how)] = float(time)
+    return times
+
+
 def _same(point: Point, how: Comparison) -> tuple[object, ...]:
     return tuple(point[key] for key in how.same)
-
-
-def _time(point: Point, how: Comparison) -> float:
-    value = point[how.time]
-    assert isinstance(value, int | float), f"{how.time} is {value!r}"
-    return float(value)
 
 
 def _spread(ratios: list[float]) -> Point:
@@ -159,13 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     try:
         found, without = repeats_of([read_record(path) for path in asked.records])
-    except ValueError as error:
-        parser.error(str(error))
+        for record in found if asked.out is not None else ():
+            write_record(record, asked.out / record.file_name)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{PROGRAM}: {printable(str(error))}\n")
     print(repeat_table(point for record in found for point in record.points))
     if without:
-        print(f"no bundled record of {', '.join(without)}: left out")
-    for record in found if asked.out is not None else ():
-        write_record(record, asked.out / record.file_name)
+        print(f"no bundled record of {printable(', '.join(without))}: left out")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def prefill_point(arm: str, tokens: int, prefill_us: float, **changes) -> Point:
 
 def record(kind: str, points: list[Point], **changes) -> Record:
     """A record of these points on GPU, of the decoder flash-rank."""
-    settings = {"model": "flash-rank", "copy_bandwidth_gbps": 4000.0, "matmul_tflops": 800.0}
+    settings = {"subject": "experts", "model": "flash-rank", "copy_bandwidth_gbps": 4000.0, "matmul_tflops": 800.0}
     return Record(
         kind=kind, environment=ENVIRONMENT | changes, command="measure", seed=0, settings=settings, points=points
     )

@@ -46,7 +46,7 @@ def test_the_gpu_of_most_steps_is_drawn_and_no_other_beside_it() -> None:
 
 @pytest.mark.parametrize(
     "spoilt",
-    [{"arm": "another"}, {"step_us": 0.0}, {"n": True}, {"num_tokens": 10**30}, {"sweep": 3}, {"num_reqs": 0}],
+    [{"arm": "another"}, {"step_us": 0.0}, {"n": 0}, {"num_tokens": 10**12}, {"sweep": 3}, {"num_reqs": 0}],
 )
 def test_points_that_cannot_be_drawn_are_left_out_and_counted(spoilt) -> None:
     good = steps_record()

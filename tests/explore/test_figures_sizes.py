@@ -107,7 +107,7 @@ def test_graphs_and_bytes_stand_against_max_num_seqs_and_a_measured_pool_beside_
         environment=dict.fromkeys(ENVIRONMENT_KEYS),
         command="none",
         seed=0,
-        settings={},
+        settings={"subject": "default"},
         points=[point | {"group": "model", "reserved_bytes": 7, "predicted_bytes": 7}]
         + [point | {"reserved_bytes": 3 * MIB, "predicted_bytes": 0}],
     )

@@ -27,7 +27,7 @@ POOL = Record(
     environment=ENVIRONMENT,
     command=f"replay-sim measure {EVIL}",
     seed=3,
-    settings={"plan": EVIL},
+    settings={"subject": "default", "plan": EVIL},
     points=[{"arrangement": "shared", "order": "x", "group": EVIL, "reserved_bytes": 3 << 20, "predicted_bytes": None}]
     * 30,
 )

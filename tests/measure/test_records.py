@@ -5,9 +5,11 @@ import json
 import math
 import os
 import re
+from typing import Any
 
 import attrs
 import pytest
+from measure.any_point import any_point
 
 from replay_sim.measure.records import (
     FIELD_TYPES,
@@ -107,11 +109,45 @@ def test_a_file_that_is_absent_or_a_folder_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", REQUIRED_POINT_KEYS)
 def test_every_kind_needs_each_of_its_keys(kind: str) -> None:
-    whole = dict.fromkeys(REQUIRED_POINT_KEYS[kind], 1)
+    whole = any_point(kind)
     attrs.evolve(RECORD, kind=kind, points=[whole | {"another_figure": 2.5}])
     for key in whole:
         with pytest.raises(RecordError, match=f"lacks {key}$"):
             attrs.evolve(RECORD, kind=kind, points=[whole, without(whole, key)])
+
+
+NUMBER, INTEGER = (f"a{what} from 0 to 9223372036854775807" for what in (" number", "n integer"))
+UNFIT = {
+    "step_us": ([None, "a", True, -1, -0.5, 10**400], NUMBER),
+    "device_us": (["a", True, -1], f"{NUMBER} or null"),
+    "p10": ([None, "1"], NUMBER),
+    "num_tokens": ([None, 1.0, True, -1, 10**30], INTEGER),
+    "graph_launches": ([1.5, False, -1], f"{INTEGER} or null"),
+    "arm": ([None, 1, True], "a string"),
+    "held_out": ([None, 1, "false"], "true or false"),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in UNFIT for value in UNFIT[key][0]])
+def test_a_required_value_of_another_type_or_out_of_range_is_named_with_what_is_allowed(key: str, value: Any) -> None:
+    """Issue 8: whatever reads records may count on it."""
+    whole = any_point("steps")
+    with pytest.raises(RecordError) as refused:
+        attrs.evolve(RECORD, kind="steps", points=[whole, whole | {key: value}])
+    shown = str(value) if isinstance(value, int | float | None) else repr(value)
+    assert str(refused.value).startswith(f"points: {key} of number 1 is {shown[:50]}")
+    assert str(refused.value).endswith(f", allowed is {UNFIT[key][1]}")
+
+
+def test_what_was_not_measured_may_be_none() -> None:
+    none = dict.fromkeys(("device_us", "graph_launches", "kernel_launches", "predicted_us"))
+    attrs.evolve(RECORD, kind="steps", points=[any_point("steps") | none])
+
+
+@pytest.mark.parametrize("subject", [None, 3, ["window"]])
+def test_a_record_says_what_it_is_of(subject: object) -> None:
+    with pytest.raises(RecordError, match="settings: subject is .*, allowed is a string"):
+        attrs.evolve(RECORD, settings={"subject": subject})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

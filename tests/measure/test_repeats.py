@@ -1,5 +1,7 @@
 """Two runs of one sweep, batch by batch: ratios by hand, what cannot be compared, and the bundled repeats."""
 
+import json
+
 import attrs
 import pytest
 
@@ -62,6 +64,45 @@ def test_records_without_a_common_batch_or_of_another_kind_are_refused() -> None
     pool = dict(bundled_records("pool"))["pool-default-nvidia-h200.json"]
     with pytest.raises(ValueError, match="allowed are two of one of steps"):
         compare_records(BUNDLED, pool)
+
+
+def test_a_point_without_what_it_is_compared_by_is_refused() -> None:
+    """Captures of the replay forms have no group; a time of 0 has no ratio."""
+    forms = dict(bundled_records("capture"))["capture-flash-rank-replay-forms-nvidia-h200.json"]
+    with pytest.raises(ValueError, match="a point of the capture record lacks group to compare it by"):
+        compare_records(forms, forms)
+    still = attrs.evolve(BUNDLED, points=[GRAPHS[0] | {"step_us": 0}])
+    with pytest.raises(ValueError, match="step_us of a point of the steps record is 0; it must be above 0"):
+        compare_records(still, BUNDLED)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"step_us": None}, "step_us of number 0 is None, allowed is a number from 0"),
+        ({"step_us": 10**400}, "step_us of number 0 is 1000"),
+        ({"step_us": True}, "step_us of number 0 is True"),
+        ({}, "number 0 of a steps record lacks step_us"),
+    ],
+)
+def test_a_users_record_that_cannot_be_compared_is_one_line(changed: dict, named: str, tmp_path, capsys) -> None:
+    """Issue 8: a record from outside."""
+    data = attrs.asdict(BUNDLED)
+    point = {key: value for key, value in data["points"][0].items() if key != "step_us"}
+    (tmp_path / "mine\n.json").write_text(json.dumps(data | {"points": [point | changed]}))
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path / "mine\n.json"), "--out", str(tmp_path / "out")])
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out) == (2, "") and named in err and err.count("\n") == 1
+    assert err.startswith("python -m replay_sim.measure.repeats: ") and not (tmp_path / "out").exists()
+
+
+def test_a_place_where_no_record_can_be_written_is_one_line(tmp_path, capsys) -> None:
+    write_record(slower(BUNDLED, [2.0] * len(GRAPHS)), tmp_path / "mine.json")
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path / "mine.json"), "--out", str(tmp_path / "mine.json" / "out")])
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out) == (2, "") and err.count("\n") == 1 and "cannot be written" in err
 
 
 def test_a_users_record_is_compared_with_the_bundled_one_and_kept(tmp_path, capsys) -> None:

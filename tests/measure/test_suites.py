@@ -2,6 +2,7 @@
 
 import attrs
 import pytest
+from measure.any_point import any_point
 from small_config import CONFIG, LENGTHS, write_config, write_trace
 
 from replay_sim.batch.dispatch import CudagraphMode, StepRecord
@@ -10,7 +11,7 @@ from replay_sim.commands.measure import READ_BY
 from replay_sim.commands.measure import SUITES as OFFERED
 from replay_sim.config import FLASH_RANK, TINY
 from replay_sim.measure import suites
-from replay_sim.measure.records import REQUIRED_POINT_KEYS, read_record
+from replay_sim.measure.records import read_record
 from replay_sim.measure.step_suite import SWEEPS
 from replay_sim.measure.step_sweeps import CPU_GRID, STEP_SWEEPS
 from replay_sim.measure.suites import STEPS, SUITES, MeasureRequest, make_request, run_suites
@@ -239,7 +240,7 @@ def test_a_suite_that_fails_leaves_the_records_before_it_whole_and_none_of_its_o
 
 
 def test_the_region_suite_writes_the_regions_and_the_captures_of_the_forms(request_, tmp_path, monkeypatch) -> None:
-    points = {kind: dict.fromkeys(REQUIRED_POINT_KEYS[kind], 1) for kind in ("region", "capture", "kernels")}
+    points = {kind: any_point(kind) for kind in ("region", "capture", "kernels")}
     made = [points["region"]], [points["capture"]], "a table"
     monkeypatch.setattr("replay_sim.measure.suites.region_points", lambda *_: made)
     monkeypatch.setattr(

@@ -2,11 +2,15 @@
 
 import csv
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from replay_sim.workload.trace import TraceError, TraceRequest
 
 MAX_LINE_BYTES = 1 << 20
+MAX_FILE_BYTES = 2 << 30
+MAX_LINES = 5_000_000
+"""Blank ones and the lines between the tables of a log included."""
 MAX_REQUESTS = 2_000_000
 MAX_TOKENS = 1 << 24
 
@@ -14,12 +18,18 @@ Path = str | os.PathLike[str]
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers from 1, one in memory at a time."""
+    """The lines of a regular file that are not blank, with their numbers from 1, one in memory at a time.
+
+    TraceError for a file of another kind, which might never end or give nothing a second time, or beyond the bounds.
+    """
     try:
+        _check_file(path)
         with open(path, "rb") as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if number > MAX_LINES:
+                    raise TraceError(path, number, "file", f"at most {MAX_LINES} lines", "one more")
                 if len(line) > MAX_LINE_BYTES:
                     raise TraceError(path, number, "line", f"at most {MAX_LINE_BYTES} bytes", line[:40])
                 try:
@@ -30,6 +40,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, text
     except OSError as error:
         raise TraceError(path, 1, "file", "a readable file", error.strerror) from error
+
+
+def _check_file(path: Path) -> None:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise TraceError(path, 1, "file", "a regular file", kind)
+    if found.st_size > MAX_FILE_BYTES:
+        raise TraceError(path, 1, "file", f"at most {MAX_FILE_BYTES} bytes", found.st_size)
 
 
 def csv_fields(path: Path, number: int, text: str) -> list[str]:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 import attrs
 
@@ -12,6 +13,7 @@ from replay_sim.workload.trace import TraceError
 
 MODEL_GRAPHS, REPLAY_GRAPHS = "model", "replay"
 MAX_COUNT = 1 << 53
+LOOKED_AT = 10_000
 MODES = tuple(mode.value for mode in CudagraphMode)
 TITLE = re.compile(r"\*\*(Model|Replay) graphs\*\*$")
 CUT = re.compile(r"\d more rows, \d{1,18} dispatches, not shown\.$")
@@ -70,8 +72,8 @@ def read_statistics(path: Path, max_num_batched_tokens: int | None = None) -> St
 
 
 def has_statistics(path: Path) -> bool:
-    """Whether a line of the file is the header of such a table."""
-    return any(_is_header(_cells(text)) for _, text in read_lines(path))
+    """Whether one of the first LOOKED_AT lines of the file is the header of such a table."""
+    return any(_is_header(_cells(text)) for _, text in islice(read_lines(path), LOOKED_AT))
 
 
 def _rows(path: Path, budget: int | None) -> Iterator[StatisticsRow]:

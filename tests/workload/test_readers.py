@@ -1,6 +1,8 @@
 """Trace readers: the three formats, and what is refused with its line, field and expectation."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from replay_sim.workload.azure import read_azure
 from replay_sim.workload.detect import read_trace
 from replay_sim.workload.lengths import read_lengths
 from replay_sim.workload.mooncake import read_mooncake
+from replay_sim.workload.statistics_table import read_statistics
 from replay_sim.workload.trace import TraceError, TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -115,11 +118,38 @@ def test_nothing_is_unbounded(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 50)
     error = refusal(tmp_path, AZURE + AZURE_ROWS + ", " + "9" * 50)
     assert (error.line, error.expected) == (3, "at most 50 bytes")
+    monkeypatch.setattr(lines, "MAX_LINES", 5)
+    error = refusal(tmp_path, "prompt_tokens,output_tokens\n" + "\n \n" * 2 + "1,1\n")
+    assert (error.line, error.expected) == (6, "at most 5 lines")
+    monkeypatch.setattr(lines, "MAX_FILE_BYTES", 3)
+    assert (refusal(tmp_path, "{}\n\n").expected, refusal(tmp_path, "{}\n").field) == ("at most 3 bytes", "timestamp")
 
 
 def test_a_file_that_cannot_be_opened_is_refused_alike(tmp_path):
     with pytest.raises(TraceError, match="expected a readable file, found 'No such file or directory'"):
         read_trace(tmp_path / "absent")
+
+
+def as_pipe(path):
+    os.mkfifo(path)
+
+
+def as_device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(("make", "found"), [(as_pipe, "a pipe"), (as_device, "a device"), (Path.mkdir, "a folder")])
+@pytest.mark.parametrize("read", [read_trace, read_azure, read_lengths, read_mooncake, read_statistics])
+def test_what_is_no_regular_file_is_refused_without_opening_it(tmp_path, make, found, read):
+    """A pipe that nobody writes to would be waited for, and one from a shell gives its lines but once."""
+    make(tmp_path / "trace")
+    with pytest.raises(TraceError, match=f"trace: line 1, file: expected a regular file, found '.*{found}"):
+        read(tmp_path / "trace")
+
+
+def test_the_most_requests_that_are_documented_fit_into_the_bounds_of_a_file():
+    """A header, a line each and as many blank ones; a request of the published Mooncake trace is 252 bytes."""
+    assert lines.MAX_LINES > 2 * 2_000_000 and lines.MAX_FILE_BYTES >= 1000 * 2_000_000 == 1000 * lines.MAX_REQUESTS
 
 
 def test_the_readers_name_a_missing_column(tmp_path):

@@ -139,6 +139,12 @@ def test_a_statistics_table_is_no_trace_and_the_refusal_names_what_takes_it(tmp_
     assert not has_statistics(write(tmp_path, "a,b", "1,2"))
 
 
+def test_of_a_long_file_that_is_no_trace_only_the_beginning_is_searched_for_a_table(tmp_path):
+    """Issue 8: only the words of a refusal depend on it, and 10,000,000 lines take minutes."""
+    assert has_statistics(write(tmp_path, *["a"] * 9_999, HEADER))
+    assert not has_statistics(write(tmp_path, *["a"] * 10_000, HEADER))
+
+
 @pytest.mark.parametrize("arguments", [("SOME",), ("FULL", "both")])
 def test_an_unknown_mode_or_kind_of_graphs_is_named(arguments):
     with pytest.raises(ValueError, match="it must be one of"):

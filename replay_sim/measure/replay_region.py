@@ -128,12 +128,18 @@ class Region:
         return self.runner.contexts.replay_batch(self.batch, self.size, self.size, CudagraphMode.PIECEWISE, form)
 
     def run(self, form: ReplayForm, turn: int = 0) -> None:
-        """The region as a step runs it in its break."""
+        """The region as a step runs it in its break.
+
+        The step's forward context is made anew only where it holds another replay batch than before: that of one launch
+        is the same at every step.
+        """
         self.layers.graphs = self.graphs[form]
         step, batch = self.step, self.replay_batch(form)
-        with use_forward_context(
-            ForwardContext(step.mode, step.num_tokens, step.padded_tokens, step.metadata, step.num_rows, batch)
-        ):
+        if step.replay_batch is not batch:
+            step = self.step = ForwardContext(
+                step.mode, step.num_tokens, step.padded_tokens, step.metadata, step.num_rows, batch
+            )
+        with use_forward_context(step):
             self.layers.run_into_break_buffers(self.inputs)
 
     def run_reference(self, turn: int = 0) -> None:

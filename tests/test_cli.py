@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from replay_sim import cli
+from replay_sim.command_group import group
 
+ROOT = Path(__file__).parents[1]
 NOT_WHILE_PLANNING = (
     "torch",
     "numpy",
@@ -141,6 +143,33 @@ def test_a_fault_of_the_program_shows_its_traceback(monkeypatch: pytest.MonkeyPa
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a fault")
 
-    monkeypatch.setattr(cli.cli, "main", broken)
+    monkeypatch.setattr(group, "main", broken)
     with pytest.raises(TypeError):
         cli.main(["plan", "default"])
+
+
+INTERRUPTED_AT = """
+import builtins, signal
+from replay_sim.cli import main
+def importing(name, *args, real=builtins.__import__):
+    if name == NAME:
+        builtins.__import__ = real
+        signal.raise_signal(signal.SIGINT)
+    return real(name, *args)
+builtins.__import__ = importing
+main(["plan", "default"])
+"""
+
+
+@pytest.mark.parametrize("name", ["replay_sim.command_group", "importlib", "click", "json", "replay_sim.plan"])
+def test_an_interrupt_while_it_starts_is_one_line(name: str) -> None:
+    """From the first import that takes time to the last."""
+    program = INTERRUPTED_AT.replace("NAME", repr(name))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "replay-sim: interrupted")
+
+
+def test_until_an_interrupt_can_be_met_nothing_is_loaded() -> None:
+    program = "import sys\nbefore = set(sys.modules)\nimport replay_sim.cli\nprint(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["replay_sim", "replay_sim.cli"]

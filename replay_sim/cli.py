@@ -29,6 +29,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _fail(message: str, status: int) -> None:
     """Print `message` as one line that any terminal can show, and exit."""
-    line = " ".join(message.split()).encode("ascii", "backslashreplace").decode()
+    words = " ".join(message.split())
+    line = "".join(each if each.isascii() and each.isprintable() else ascii(each)[1:-1] for each in words)
     print(f"replay-sim: {line}", file=sys.stderr)
     sys.exit(status)

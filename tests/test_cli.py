@@ -119,6 +119,11 @@ def test_what_this_machine_cannot_hold_is_one_line(
     assert "arena full" in refused(capsys, "plan", "default")
 
 
+def test_what_a_terminal_acts_on_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    err = refused(capsys, "simulate", "default", "--trace", "no\x1b[2J\x07\u00e4\n.csv")
+    assert err.startswith(r"replay-sim: no\x1b[2J\x07\xe4 .csv: line 1, file: ") and err.strip().isprintable()
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No such file" in refused(capsys, "plan", str(tmp_path / "absent.json"))
 

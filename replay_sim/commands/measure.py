@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from replay_sim.commands import _options
 from replay_sim.config import SHAPES
+from replay_sim.config.errors import printable
 
 SUITES = ("run", "pool", "movement", "region", "laptop", "steps")
 SWEEPS = ("threshold", "decode", "requests", "prompt", "experts", "window", "budget", "layers", "capture")
@@ -106,7 +107,7 @@ def command(
         arms=arm or ARMS,
     )
     for path, summary in run_suites(suite or SUITES, request, Path(out)):
-        click.echo(f"{summary}\nwrote {path}\n")
+        click.echo(f"{summary}\nwrote {printable(str(path))}\n")
 
 
 def refuse_unread(context: click.Context) -> None:
@@ -142,4 +143,4 @@ def _elsewhere(option: str, value: str) -> str:
     """An option's value without the folders of this machine."""
     if option == "out":
         return "records"
-    return (Path(value).name or value) if option in PATHS else value
+    return printable(Path(value).name or value) if option in PATHS else value

@@ -38,6 +38,7 @@ def command(
     from pathlib import Path
 
     from replay_sim.config import load_config
+    from replay_sim.config.errors import printable
     from replay_sim.plan import make_plan
 
     began = time.perf_counter()
@@ -59,6 +60,7 @@ def command(
     )
     path = write_report(gather(job), Path(out))
     click.echo(
-        f"Wrote {path}, {path.stat().st_size / 1e6:.1f} MB: {len(job.plan.replay_sizes)} replay graphs, "
-        f"{job.simulation.steps:,} steps, in {time.perf_counter() - began:.1f} s."
+        f"Wrote {printable(str(path))}, {path.stat().st_size / 1e6:.1f} MB: "
+        f"{len(job.plan.replay_sizes)} replay graphs, {job.simulation.steps:,} steps, "
+        f"in {time.perf_counter() - began:.1f} s."
     )

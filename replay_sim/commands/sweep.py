@@ -16,6 +16,7 @@ import attrs
 import click
 
 from replay_sim.commands import _options
+from replay_sim.config.errors import printable
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -108,9 +109,10 @@ def command(
     except _StoppedError as stopped:
         click.echo(f"replay-sim: {stopped}: {_kept(len(finished), len(points), kept)}", err=True)
         return stopped.status
-    click.echo(_as_text(rows, f"on {runner.where} in {time.perf_counter() - began:.1f} s: {out}"))
+    written = printable(str(out))
+    click.echo(_as_text(rows, f"on {runner.where} in {time.perf_counter() - began:.1f} s: {written}"))
     if all(row["error"] for row in rows):
-        click.echo(f"replay-sim: no point ran: all {len(rows):,} failed, each for the reason in {out}", err=True)
+        click.echo(f"replay-sim: no point ran: all {len(rows):,} failed, each for the reason in {written}", err=True)
         return ALL_FAILED
     return 0
 
@@ -144,7 +146,8 @@ def _kept(finished: int, asked: int, path: Path) -> str:
     """What is left of a sweep that was stopped, and how to go on."""
     if not finished:
         return "no point had finished, and nothing is kept"
-    return f"{finished:,} of {asked:,} points are in {path}; the same command with --resume goes on with them"
+    where = printable(str(path))
+    return f"{finished:,} of {asked:,} points are in {where}; the same command with --resume goes on with them"
 
 
 def _workloads(axes: Axes, trace: str | None, profile: str | None, requests: int, seed: int) -> list[SweptWorkload]:
@@ -175,7 +178,7 @@ def _points(configs: tuple[str, ...], axes: Axes, workloads: list[SweptWorkload]
     count = prod(map(len, (set(configs), workloads, plans, *axes.values())))
     if count > MOST_POINTS:
         raise ValueError(f"grid: {count:,} points are not allowed; at most {MOST_POINTS:,} are")
-    return design_points({name: load_config(name) for name in configs}, workloads, axes, plans)
+    return design_points({printable(name): load_config(name) for name in configs}, workloads, axes, plans)
 
 
 @attrs.frozen

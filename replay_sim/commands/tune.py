@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from replay_sim.commands import _options
+from replay_sim.config.errors import printable
 from replay_sim.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _from_statistics(path: str, plan: "CapturePlan") -> tuple["StepCounts", str,
     from replay_sim.workload.statistics_table import read_statistics
 
     counted = from_statistics(read_statistics(path, plan.max_num_batched_tokens), plan)
-    words = f"{counted.counts.total():,} steps of the statistics table {Path(path).name}"
+    words = f"{counted.counts.total():,} steps of the statistics table {printable(Path(path).name)}"
     return counted.counts, words, (*counted.assumed, "The table has no order: judged on what it was tuned on.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from replay_sim.config import FLASH_RANK, DecoderShape, ServingConfig, load_config
+from replay_sim.config.errors import printable
 from replay_sim.explore.workload_steps import TunedWorkload, tuned_workload
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.run_steps import RunReport, execute_steps, make_backend
@@ -89,7 +90,7 @@ def run_job(
         report = execute_steps(config, requests, num_steps=num_steps, backend=backend, seed=seed, progress=progress_bar)
         executed = ExecutedRun(report, describe_environment(backend.device))
     return Job(
-        Path(config_name).name,  # reports are read elsewhere
+        printable(Path(config_name).name),  # reports are read elsewhere
         config,
         plan,
         FLASH_RANK,

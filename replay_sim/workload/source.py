@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from replay_sim.config.errors import printable
 from replay_sim.workload.detect import read_trace
 from replay_sim.workload.generator import generate_requests
 from replay_sim.workload.profiles import load_profile
@@ -24,16 +25,16 @@ def open_workload(
     """The requests and where they come from, in words: all of `trace`, or `num_requests` drawn from `profile`.
 
     Drawn requests can be gone through once; they arrive as the profile's do unless a rate in requests a second or a
-    burstiness says otherwise. The words name a file without its folder: they go into records and reports that others
-    read. Raises ValueError for a bad file, an unknown profile, a burstiness without any rate, or a trace together with
-    what only drawn requests take.
+    burstiness says otherwise. The words name a file without its folder, with escapes for what cannot be shown: they go
+    into records and reports that others read. Raises ValueError for a bad file, an unknown profile, a burstiness
+    without any rate, or a trace together with what only drawn requests take.
     """
     if trace is not None:
         for name, value in (("profile", profile), ("request_rate", request_rate), ("burstiness", burstiness)):
             if value is not None:
                 raise ValueError(f"{name} is {value!r} and trace is {str(trace)!r}: only one of them may be given")
         read = read_trace(trace)
-        return read, f"{len(read):,} requests of {Path(trace).name}"
+        return read, f"{len(read):,} requests of {printable(Path(trace).name)}"
     chosen = load_profile(profile or DEFAULT_PROFILE)
     if burstiness is not None and request_rate is None and chosen.request_rate is None:
         raise ValueError(f"burstiness is {burstiness!r}: it needs request_rate, as profile {chosen.name} has no rate")

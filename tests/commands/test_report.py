@@ -28,6 +28,17 @@ def test_a_trace_is_read_and_named_in_the_page_without_its_folder(capsys, tmp_pa
     assert "2 requests of mine.csv" in page and str(tmp_path) not in page
 
 
+def test_names_that_no_terminal_and_no_page_can_hold_are_escaped(capsys, tmp_path) -> None:
+    """Issue 8: a folder, a config and a trace whose names are no UTF-8 and hold what a terminal acts on."""
+    trace, config = tmp_path / "\udcff\n.csv", tmp_path / "\udcfe\x1b[2J.json"
+    trace.write_text("prompt_tokens,output_tokens\n2000,3\n100,1\n")
+    config.write_text("{}")
+    status, out, _ = run(capsys, str(config), "--trace", str(trace), "--out", str(tmp_path / "\udcfd"))
+    assert status == 0 and out.startswith(rf"Wrote {tmp_path}/\udcfd/index.html, ")
+    page = (tmp_path / "\udcfd" / "index.html").read_text()
+    assert r"2 requests of \udcff\n.csv" in page and r"Config \udcfe\x1b[2J.json" in page
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -156,6 +156,14 @@ def test_a_finished_point_that_this_sweep_cannot_have_is_refused(
     assert [entry.name for entry in here.iterdir()] == ["sweep.csv.points"]
 
 
+def test_names_that_no_terminal_and_no_table_can_hold_are_escaped(small, capsys, here: Path) -> None:
+    """Issue 8: of a config and of the table itself, that are no UTF-8."""
+    Path("\udcff\x1b.json").write_text(Path(small[0]).read_text())
+    status, out, _ = run(capsys, "\udcff\x1b.json", *small[1:], *ONE, "--out", "\udcfe\x07.csv")
+    assert status == 0 and out.splitlines()[0].endswith(r" s: \udcfe\x07.csv")
+    assert read_table(here / "\udcfe\x07.csv")["config"].tolist() == [r"\udcff\x1b.json"]
+
+
 def test_profiles_and_configs_are_axes_too(capsys, here: Path) -> None:
     axes = ("--grid", "profile=conversation", "--grid", "max_num_seqs=8")
     status, _, _ = run(capsys, "default", "b200-tp4-c32", *axes, "--requests", "5", "--workers", "1", "--out", "t.csv")

@@ -32,6 +32,14 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
     return int(exited.value.code or 0), captured.out, captured.err
 
 
+def test_names_that_no_terminal_can_show_are_escaped(capsys, tmp_path) -> None:
+    """Issue 8: of a table of statistics, that is no UTF-8 and holds what a terminal acts on."""
+    log = tmp_path / "\udcfe\x1b[2J.log"
+    log.write_text(TABLE)
+    status, out, _ = run(capsys, "default", "--statistics", str(log))
+    assert status == 0 and r"the statistics table \udcfe\x1b[2J.log" in out
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     path = tmp_path / "server.log"

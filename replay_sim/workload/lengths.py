@@ -36,13 +36,23 @@ def length_columns(header: Sequence[str]) -> tuple[str, str] | None:
     return (prompt, output) if prompt and output else None
 
 
+def _check_meanings(path: Path, number: int, header: Sequence[str], text: str) -> None:
+    """Raise TraceError for two columns of the same meaning: either may be the one that counts."""
+    for meant, names in (("prompt", PROMPT_COLUMNS), ("output", OUTPUT_COLUMNS)):
+        given = [name for name in header if name in names]
+        if len(set(given)) > 1:
+            raise TraceError(path, number, "header", f"one column of {meant} lengths, not {' and '.join(given)}", text)
+
+
 def _requests(path: Path) -> Iterator[tuple[int, TraceRequest]]:
     """Each request with its line number."""
     number, text = next(read_lines(path), (1, ""))
-    columns = length_columns(csv_fields(path, number, text)) if text else None
+    header = csv_fields(path, number, text) if text else []
+    columns = length_columns(header)
     if columns is None:
         expected = f"one of {', '.join(PROMPT_COLUMNS)} and one of {', '.join(OUTPUT_COLUMNS)}"
         raise TraceError(path, number, "header", expected, text)
+    _check_meanings(path, number, header, text)
     for index, (number, (prompt, output)) in enumerate(read_columns(path, columns)):
         prompt_tokens = check_count(path, number, columns[0], prompt, 1)
         output_tokens = check_count(path, number, columns[1], output, 0)

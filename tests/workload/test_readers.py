@@ -67,6 +67,13 @@ def test_a_csv_of_lengths_is_read_and_all_requests_arrive_at_once(tmp_path, head
     [
         ("prompt_tokens,output_tokens,prompt_tokens\n1,2,3\n", 1, "header", "one column prompt_tokens"),
         (AZURE.replace("\r", ",ContextTokens\r") + AZURE_ROWS, 1, "header", "one column ContextTokens"),
+        (
+            "prompt_tokens,output_tokens,output_len\n1,2,x\n",
+            1,
+            "header",
+            "output lengths, not output_tokens and output_len",
+        ),
+        ("input_len,prompt_len,output_len\n1,2,3\n", 1, "header", "prompt lengths, not input_len and prompt_len"),
         ("", 1, "header", "TIMESTAMP,ContextTokens,GeneratedTokens"),
         ("a,b\n1,2\n", 1, "header", "prompt_tokens,output_tokens"),
         ("prompt_tokens,b\n1,2\n", 1, "header", "prompt_tokens,output_tokens"),

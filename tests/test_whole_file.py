@@ -18,12 +18,28 @@ def test_a_file_is_written_with_its_folder_and_can_be_read_by_others(tmp_path) -
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("failing", ["fdopen", "chmod", "replace"])
+@pytest.mark.parametrize("failing", ["open", "fdopen", "chmod", "replace"])
 def test_a_failure_at_any_point_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing: str) -> None:
     path = tmp_path / "page.html"
     write_whole(path, "first")
     monkeypatch.setattr(os, failing, refused)
     with pytest.raises(OSError, match=f"{path} cannot be written: the disk is full"):
+        write_whole(path, "second")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "first"
+
+
+@pytest.mark.parametrize("done", ["open", "fdopen", "chmod"])
+def test_an_interrupt_after_any_step_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, done: str) -> None:
+    path, real = tmp_path / "page.html", getattr(os, done)
+    write_whole(path, "first")
+
+    def interrupted(*args: object, **how: object) -> None:
+        real(*args, **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, done, interrupted)
         write_whole(path, "second")
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
     assert path.read_text() == "first"

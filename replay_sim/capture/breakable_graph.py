@@ -13,6 +13,7 @@ import torch
 
 from replay_sim.capture.backend import CaptureBackend, CaptureError, Segment
 from replay_sim.capture.eager_break import refuse_nested_capture, set_current_recorder
+from replay_sim.capture.guard import enter_guards_once
 
 WARM_UP_LIMIT = 8
 
@@ -158,6 +159,7 @@ def garbage_collection_paused() -> Iterator[None]:
     try:
         with _Collector.lock:
             if not _Collector.captures:
+                enter_guards_once()
                 gc.collect()
                 _Collector.was_enabled = gc.isenabled()
             _Collector.captures, counted = _Collector.captures + 1, 1

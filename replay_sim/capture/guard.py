@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,17 @@ class HostAccessGuard(TorchFunctionMode):
 def _given(args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     """What a method of a tensor makes another one of."""
     return (*args[1:], *([kwargs["data"]] if kwargs and "data" in kwargs else []))
+
+
+@functools.cache
+def enter_guards_once() -> None:
+    """Run an operation in both guards, once a process.
+
+    PyTorch imports modules of its compiler at the first operation in a mode. In a capture that import would leave its
+    frames to the garbage collector, which is off (C9), and with them the capture's tensors and their pool's memory.
+    """
+    with OperationGuard(), HostAccessGuard():
+        torch.empty(1).view(1)
 
 
 def check_innermost(recorder: TorchDispatchMode, guard: TorchFunctionMode) -> None:

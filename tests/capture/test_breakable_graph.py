@@ -1,6 +1,8 @@
 """Breakable capture on both backends: segments, breaks, errors that leave no trace (C1-C12)."""
 
 import gc
+import subprocess
+import sys
 import threading
 from typing import NamedTuple
 
@@ -250,6 +252,37 @@ def test_a_capture_that_cuda_invalidates_leaves_no_trace():
         if block["address"] == plain.data_ptr()
     }
     assert owners == {(0, 0)}
+
+
+FIRST_CAPTURE = """
+import gc, weakref
+import torch
+from replay_sim.capture import capture
+
+if {on_gpu}:
+    from replay_sim.capture.cuda import CudaBackend
+    backend = CudaBackend()
+else:
+    from replay_sim.capture.host import HostBackend
+    backend = HostBackend(1 << 26)
+x, alive = torch.ones(64, device=backend.device), []
+
+def function():
+    made = x + 1
+    alive.append(weakref.ref(made))
+    return made[:8] * 2
+
+gc.disable()
+capture(function, backend=backend, pool=backend.make_pool(), stream=backend.make_stream())
+assert alive and alive[0]() is None, "a tensor of the first capture waits for the garbage collector"
+"""
+
+
+def test_a_process_keeps_no_tensor_of_its_first_capture(backend):
+    """C8, C9: not in the frames of an import that PyTorch makes at the first operation in a mode either."""
+    code = FIRST_CAPTURE.format(on_gpu=backend.name == "cuda")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("enabled", [True, False])

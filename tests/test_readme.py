@@ -36,7 +36,12 @@ def pool(arrangement: str, order: str, group: str) -> dict:
 
 
 def test_the_table_is_that_of_the_records() -> None:
-    segments = {p["group"]: p["num_segments"] for p in RECORDS["capture-default-nvidia-h200.json"].points}
+    """Segments of the model graphs are those captured; a breakable replay graph has one more than layers."""
+    model, replay = RECORDS["capture-default-nvidia-h200.json"].points
+    segments = {
+        "model": model["num_segments"],
+        "replay": replay["num_graphs"] * (FLASH_RANK.num_replay_layers + 1),
+    }
     for cells, point in (
         (row("model", "largest first"), pool("shared", "largest_first", "model")),
         (row("model", "smallest first"), pool("shared", "smallest_first", "model")),
@@ -60,6 +65,22 @@ def test_the_drivers_share_is_what_no_reserved_byte_explains() -> None:
         for model, replay in zip(points[::2], points[1::2], strict=True)
     }
     assert {f"{share:,.0f}" for share in shares} == set(re.findall(r"(\d+) MiB that the driver takes", README))
+
+
+def test_the_regions_host_times_are_those_of_its_record() -> None:
+    points = RECORDS["region-flash-rank-nvidia-h200.json"].points
+    one, breakable = ([p for p in points if p["form"] == form] for form in ("one_launch", "breakable"))
+    spans = [
+        f"{min(values):,.0f} to {max(values):,.0f}"
+        for values in ([p["host_us"] for p in one], [p["host_p10"] for p in one], [p["host_us"] for p in breakable])
+    ]
+    rows = f"{min(p['rows'] for p in one)} to {max(p['rows'] for p in one):,} rows"
+    (found,) = re.findall(
+        r"For (\d+) layers and ([\d, to]+ rows) the region then takes the host\n([\d, to]+) µs "
+        r"\(([\d, to]+) at the 10th percentile\) where the breakable form takes ([\d, to]+), and",
+        README,
+    )
+    assert found == (str(one[0]["num_replay_layers"]), rows, *spans)
 
 
 def test_the_error_of_the_prediction_is_said_as_it_is() -> None:

@@ -54,10 +54,11 @@ class StepSuite:
         self.seed, self.progress = seed, progress
         self.grid = GPU_GRID if backend.name == "cuda" else CPU_GRID
         self.rates = measure_rates(backend.device, seed)
+        self._arms = arms
         self._rigs = Rigs(shape, backend, seed, [arm for arm in ARMS if arm.name in arms], progress)
 
     def run(self, sweep: str) -> SweepResult:
-        """Run one sweep of SWEEPS; raises what its runners and captures raise."""
+        """Run one sweep of SWEEPS; raises what its runners and captures raise, and ValueError if no arm ran a step."""
         settings = self._settings(sweep)
         if sweep in STEP_SWEEPS:
             parts = STEP_SWEEPS[sweep](self.grid, self.shape, self.seed)
@@ -96,6 +97,8 @@ class StepSuite:
         for part in parts:
             flags = [next(held_out) for _ in part.batches]
             self._run_part(sweep, part, flags, points)
+        if not any(points.values()):
+            raise ValueError(f"arm is {', '.join(self._arms)}: no step of sweep {sweep} runs so")
         spec = parts[0].spec
         return points, {
             "model_sizes": list(spec.model_sizes),

@@ -166,3 +166,14 @@ def test_a_sweep_that_fails_leaves_the_others_theirs_and_is_raised_after_them(tm
     with pytest.raises(RuntimeError, match="sweeps failed.*decode: out of memory"):
         list(run_suites([suites.STEPS], request, tmp_path / "out"))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["calls-layers-cpu.json"]
+
+
+def test_an_arm_that_no_step_of_a_sweep_runs_as_is_named_and_nothing_is_written(tmp_path, monkeypatch) -> None:
+    """A sweep of prefills has no batch for FULL graphs."""
+    monkeypatch.setattr(step_suite, "CPU_GRID", GRID)
+    request = make_request(
+        command="", config_name=write_config(tmp_path), backend="host", sweeps=("threshold",), arms=("full",)
+    )
+    with pytest.raises(RuntimeError, match="threshold: arm is full: no step of sweep threshold runs so"):
+        list(run_suites([suites.STEPS], request, tmp_path / "out"))
+    assert not list((tmp_path / "out").iterdir())

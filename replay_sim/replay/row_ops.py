@@ -27,15 +27,12 @@ def store_addresses(table: torch.Tensor, inputs: RowTensors) -> None:
 
     Captured in a model graph it costs its replays no time of the host, and every replay stores that graph's own
     addresses. Raises ValueError naming an input that is not contiguous or not aligned to 16 bytes, and for a table of
-    another length.
+    another length or dtype.
     """
-    if table.shape != (len(inputs),):
-        raise ValueError(f"table has shape {tuple(table.shape)} for the addresses of {len(inputs)} inputs")
+    _check_is("table", table, torch.int64, (len(inputs),))
     for name, value in inputs.items():
-        if value is not None and not value.is_contiguous():
-            raise ValueError(f"{name} has strides {value.stride()}: its rows are gathered from contiguous memory")
-        if value is not None and value.data_ptr() % ALIGNMENT:
-            raise ValueError(f"{name} lies at {value.data_ptr():#x}: its rows are read in {ALIGNMENT} aligned bytes")
+        if value is not None:
+            _check_rows(name, value)
     _ops.store_addresses_.default(table, list(inputs.values()))
 
 
@@ -46,11 +43,14 @@ def gather_by_address(
 
     `addresses` int64 (inputs,) from `store_addresses`, in the buffers' order; whose tensors must still be there.
     `rows` int64 (at least padded,) and `num_rows` int32 (1,) are read on the device, so that one captured call serves
-    every batch. The buffer of an absent input is cleared. Raises ValueError for buffers shorter than `padded`, or not
-    contiguous, and an index of other dtypes.
+    every batch. The buffer of an absent input is cleared. Raises ValueError for buffers shorter than `padded`, not
+    contiguous or not aligned to 16 bytes, and addresses or an index of other shapes or dtypes.
     """
-    _check_index(rows=(rows, torch.int64), num_rows=(num_rows, torch.int32))
-    _check_contiguous("buffer", buffers)
+    _check_is("addresses", addresses, torch.int64, (len(buffers),))
+    _check_is("rows", rows, torch.int64, rows.shape[:1])
+    _check_is("num_rows", num_rows, torch.int32, (1,))
+    for index, buffer in enumerate(buffers):
+        _check_rows(f"buffer {index}", buffer)
     shortest = min((buffer.shape[0] for buffer in buffers), default=0)
     if padded > min(shortest, rows.shape[0]):
         raise ValueError(f"padded is {padded}: the buffers have {shortest} rows, the index {rows.shape[0]}")
@@ -70,29 +70,25 @@ def scatter_rows(
     `written` uint8 (targets, target rows) says which rows may hold something; only these are cleared, so that the bytes
     moved follow the kept rows. `rows` int64 (at least output rows,) and `num_rows` int32 (1,) are read on the device,
     as is `output_row_of` int32 (at least target rows,), the inverse of `rows`, -1 for a row without an output. Raises
-    ValueError for outputs and targets of other shapes or dtypes or of different numbers of rows, outputs not aligned to
-    16 bytes, and flags, an index or a map of other shapes or dtypes.
+    ValueError for outputs and targets of other shapes or dtypes, of different numbers of rows, not contiguous or not
+    aligned to 16 bytes, and flags, an index or a map of other shapes or dtypes.
     """
     if len(outputs) != len(targets) or not targets:
         raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets: one for each, at least one")
-    _check_index(rows=(rows, torch.int64), num_rows=(num_rows, torch.int32), output_row_of=(output_row_of, torch.int32))
-    _check_contiguous("target", targets)
-    if {tuple(written.shape)} != {(len(targets), target.shape[0]) for target in targets}:
-        raise ValueError(
-            f"written has shape {tuple(written.shape)} for targets of {[target.shape[0] for target in targets]} rows"
-        )
+    _check_is("rows", rows, torch.int64, rows.shape[:1])
+    _check_is("num_rows", num_rows, torch.int32, (1,))
+    _check_is("output_row_of", output_row_of, torch.int32, output_row_of.shape[:1])
+    _check_is("written", written, torch.uint8, (len(targets), targets[0].shape[0]))
     for index, (target, output) in enumerate(zip(targets, outputs, strict=True)):
-        if (target.shape[1:], target.dtype) != (output.shape[1:], output.dtype) or not output.is_contiguous():
+        if (target.shape[1:], target.dtype) != (output.shape[1:], output.dtype):
             raise ValueError(
-                f"output {index} is {output.dtype} of shape {tuple(output.shape)} and strides {output.stride()}: its "
-                f"target takes contiguous {target.dtype} rows of shape {tuple(target.shape[1:])}"
+                f"output {index} is {output.dtype} of shape {tuple(output.shape)}: its target takes {target.dtype} "
+                f"rows of shape {tuple(target.shape[1:])}"
             )
-        if output.shape[0] != outputs[0].shape[0]:
-            raise ValueError(f"output {index} has {output.shape[0]} rows, output 0 has {outputs[0].shape[0]}")
-        if output.data_ptr() % ALIGNMENT:
-            raise ValueError(
-                f"output {index} lies at {output.data_ptr():#x}: its rows are read in {ALIGNMENT} aligned bytes"
-            )
+        for kind, value, first in (("target", target, targets[0]), ("output", output, outputs[0])):
+            _check_rows(f"{kind} {index}", value)
+            if value.shape[0] != first.shape[0]:
+                raise ValueError(f"{kind} {index} has {value.shape[0]} rows, {kind} 0 has {first.shape[0]}")
     if output_row_of.shape[0] < targets[0].shape[0]:
         raise ValueError(f"output_row_of has {output_row_of.shape[0]} rows, the targets {targets[0].shape[0]}")
     if rows.shape[0] < outputs[0].shape[0]:
@@ -100,19 +96,21 @@ def scatter_rows(
     _ops.scatter_rows_.default(list(targets), written, list(outputs), rows, num_rows, output_row_of)
 
 
-def _check_index(**tensors: tuple[torch.Tensor, torch.dtype]) -> None:
-    """The kernels read what they are given as of these dtypes (G8 of the known faults)."""
-    for name, (tensor, dtype) in tensors.items():
-        if tensor.dtype != dtype or tensor.dim() != 1:
-            raise ValueError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: it must be {dtype} of shape (n,)"
-            )
+def _check_is(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The kernels read what they are given as contiguous, of this dtype and shape (G8 of the known faults)."""
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}: it must be "
+            f"contiguous {dtype} of shape {tuple(shape)}"
+        )
 
 
-def _check_contiguous(kind: str, tensors: Sequence[torch.Tensor]) -> None:
-    for index, tensor in enumerate(tensors):
-        if not tensor.is_contiguous():
-            raise ValueError(f"{kind} {index} has strides {tensor.stride()}: its rows are read as contiguous memory")
+def _check_rows(name: str, tensor: torch.Tensor) -> None:
+    """The kernels read and write rows as contiguous memory in words of ALIGNMENT bytes."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} has strides {tensor.stride()}: its rows must be contiguous memory")
+    if tensor.data_ptr() % ALIGNMENT:
+        raise ValueError(f"{name} lies at {tensor.data_ptr():#x}: its rows are read in {ALIGNMENT} aligned bytes")
 
 
 def _store_addresses_plainly(table: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> None:

@@ -215,39 +215,76 @@ def test_an_input_that_the_kernel_cannot_read_is_named() -> None:
         row_ops.store_addresses(table, {"residual": torch.zeros(4, 6)[:, ::2]})
     with pytest.raises(ValueError, match="pre_mix lies at 0x.* 16 aligned bytes"):
         row_ops.store_addresses(table, {"pre_mix": torch.zeros(8)[1:5]})
-    with pytest.raises(ValueError, match=r"table has shape \(1,\) for the addresses of 2 inputs"):
+    with pytest.raises(ValueError, match="table is torch.int32"):
+        row_ops.store_addresses(table.int(), {"pre_mix": torch.zeros(4)})
+    with pytest.raises(ValueError, match=r"table is .* must be contiguous torch.int64 of shape \(2,\)"):
         row_ops.store_addresses(table, {"pre_mix": torch.zeros(4), "residual": None})
     assert table.tolist() == [5]
 
 
-def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_written() -> None:
+ONE, TWO, FINE = [(6, 4)], [(6, 4), (6, 4)], torch.ones(2, 4)
+ASKEW = torch.ones(9)[1:].view(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "outputs", "message"),
+    [
+        (ONE, [FINE, FINE], "2 outputs for 1 targets"),
+        ([], [], "0 outputs for 0 targets: one for each, at least one"),
+        ([(6, 4), (5, 4)], [FINE, FINE], "target 1 has 5 rows, target 0 has 6"),
+        (ONE, [FINE.double()], "output 0 is torch.float64"),
+        (ONE, [torch.ones(2, 5)], "output 0 is .* shape"),
+        (ONE, [torch.ones(4, 2).t()], "output 0 has strides"),
+        (ONE, [torch.ones(400, 4)], "rows has .* entries for outputs of 400 rows"),
+        (ONE, [ASKEW], "output 0 lies at 0x.*: its rows are read in 16 aligned bytes"),
+        (TWO, [FINE, ASKEW], "output 1 lies at 0x.*: its rows are read in 16 aligned bytes"),
+        (TWO, [FINE, FINE[:1]], "output 1 has 1 rows, output 0 has 2"),
+        (TWO, [FINE, torch.ones(3, 4)], "output 1 has 3 rows, output 0 has 2"),
+    ],
+)
+def test_outputs_that_do_not_fit_their_targets_are_refused_before_anything_is_written(shapes, outputs, message) -> None:
     """B3."""
-    one, two = [torch.zeros(6, 4)], [torch.zeros(6, 4), torch.zeros(6, 4)]
+    targets, (rows, count, places) = [torch.zeros(shape) for shape in shapes], index([1], 6, "cpu")
+    written = torch.zeros(len(targets), 6, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=message):
+        row_ops.scatter_rows(targets, written, outputs, rows, count, places)
+    assert not any(bool(tensor.any()) for tensor in (*targets, written))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("targets", lambda _: [torch.zeros(4, 6).t()], "target 0 has strides"),
+        ("targets", lambda _: [torch.zeros(25)[1:].view(6, 4)], "target 0 lies at 0x"),
+        ("written", lambda value: value.bool(), "written is torch.bool"),
+        (
+            "written",
+            lambda value: value.repeat(2, 1),
+            r"written is .* must be contiguous torch.uint8 of shape \(1, 6\)",
+        ),
+        ("written", lambda _: torch.zeros(1, 12, dtype=torch.uint8)[:, ::2], "written is .* strides"),
+        ("rows", lambda value: value.int(), "rows is torch.int32 .* must be contiguous torch.int64"),
+        ("rows", lambda value: value.unsqueeze(0), r"rows is torch.int64 of shape \(1, "),
+        ("rows", lambda value: value.repeat(2)[::2], "rows is .* strides"),
+        ("num_rows", lambda value: value.repeat(3), r"num_rows is .* of shape \(3,\)"),
+        ("output_row_of", lambda value: value.long(), "output_row_of is torch.int64 .* must be contiguous torch.int32"),
+        ("output_row_of", lambda value: value[:5], "output_row_of has 5 rows, the targets 6"),
+    ],
+)
+def test_what_a_scatters_kernel_would_misread_is_refused(name: str, change, message: str) -> None:
+    """B3, G8."""
     rows, count, places = index([1], 6, "cpu")
-    fine = torch.ones(2, 4)
-    askew = torch.ones(9)[1:].view(2, 4)
-    for targets, outputs, of, at, message in (
-        (one, [fine, fine], rows, places, "2 outputs for 1 targets"),
-        ([], [], rows, places, "0 outputs for 0 targets: one for each, at least one"),
-        ([torch.zeros(6, 4), torch.zeros(5, 4)], [fine, fine], rows, places, r"written has shape .* of \[6, 5\] rows"),
-        ([torch.zeros(4, 6).t()], [fine], rows, places, "target 0 has strides"),
-        (one, [fine], rows.int(), places, "rows is torch.int32 .* must be torch.int64"),
-        (one, [fine], rows, places.long(), "output_row_of is torch.int64 .* must be torch.int32"),
-        (one, [fine], rows.unsqueeze(0), places, r"rows is torch.int64 of shape \(1, "),
-        (one, [fine.double()], rows, places, "output 0 is torch.float64"),
-        (one, [torch.ones(2, 5)], rows, places, "output 0 is .* shape"),
-        (one, [torch.ones(4, 2).t()], rows, places, "output 0 is .* strides"),
-        (one, [fine], rows, places[:5], "output_row_of has 5 rows, the targets 6"),
-        (one, [fine], rows[:1], places, "rows has 1 entries for outputs of 2 rows"),
-        (one, [askew], rows, places, "output 0 lies at 0x.*: its rows are read in 16 aligned bytes"),
-        (two, [fine, askew], rows, places, "output 1 lies at 0x.*: its rows are read in 16 aligned bytes"),
-        (two, [fine, fine[:1]], rows, places, "output 1 has 1 rows, output 0 has 2"),
-        (two, [fine, torch.ones(3, 4)], rows, places, "output 1 has 3 rows, output 0 has 2"),
-    ):
-        written = torch.zeros(len(targets), 6, dtype=torch.uint8)
-        with pytest.raises(ValueError, match=message):
-            row_ops.scatter_rows(targets, written, outputs, of, count, at)
-        assert not any(bool(tensor.any()) for tensor in (*targets, written))
+    given = {
+        "targets": [torch.zeros(6, 4)],
+        "written": torch.zeros(1, 6, dtype=torch.uint8),
+        "outputs": [FINE],
+        "rows": rows,
+        "num_rows": count,
+        "output_row_of": places,
+    }
+    with pytest.raises(ValueError, match=message):
+        row_ops.scatter_rows(**(given | {name: change(given[name])}))
+    assert not given["targets"][0].any()
 
 
 def test_a_gather_beyond_its_buffers_is_refused() -> None:
@@ -259,13 +296,22 @@ def test_a_gather_beyond_its_buffers_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "rows", "message"),
+    ("name", "value", "message"),
     [
-        (torch.zeros(2, 8).t(), torch.zeros(20, dtype=I64), "buffer 0 has strides"),
-        (torch.zeros(8, 2), torch.zeros(20, dtype=I32), "rows is torch.int32"),
+        ("buffers", [torch.zeros(2, 8).t()], "buffer 0 has strides"),
+        ("buffers", [torch.zeros(17)[1:].view(8, 2)], "buffer 0 lies at 0x"),
+        ("addresses", torch.zeros(2, dtype=I64), "addresses is"),
+        ("rows", torch.zeros(20, dtype=I32), "rows is torch.int32"),
+        ("num_rows", torch.zeros(0, dtype=I32), "num_rows is"),
     ],
 )
-def test_a_gather_into_what_its_kernel_would_misread_is_refused(buffer, rows, message: str) -> None:
+def test_what_a_gathers_kernel_would_misread_is_refused(name: str, value, message: str) -> None:
     """B3, G8."""
+    given = {
+        "buffers": [torch.zeros(8, 2)],
+        "addresses": torch.zeros(1, dtype=I64),
+        "rows": torch.zeros(20, dtype=I64),
+        "num_rows": torch.zeros(1, dtype=I32),
+    }
     with pytest.raises(ValueError, match=message):
-        row_ops.gather_by_address([buffer], torch.zeros(1, dtype=I64), rows, torch.zeros(1, dtype=I32), 8)
+        row_ops.gather_by_address(**(given | {name: value}), padded=8)

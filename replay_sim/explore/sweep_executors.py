@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.process import BaseProcess
@@ -57,13 +58,17 @@ class _Workers(ProcessPoolExecutor):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._known |= set(multiprocessing.active_children()) - before
 
-    def end(self) -> None:
-        """End all processes, whatever they run; what has not finished is lost."""
-        self.shutdown(wait=False, cancel_futures=True)
+    def end(self) -> list[int | None]:
+        """End all processes, whatever they run; what has not finished is lost. Their exit codes; a signal's is below 0.
+
+        The pool's own thread has ended too: as this process exits, it would be woken by a pipe that it closes.
+        """
         for process in self._known:
             process.terminate()
         for process in self._known:
             process.join()
+        self.shutdown(cancel_futures=True)
+        return [process.exitcode for process in self._known]
 
 
 @contextmanager
@@ -101,13 +106,22 @@ def in_own_process(function: Callable[P, tuple[T, bool]], *args: P.args, **kwarg
     """The result of a call in a process that this one starts for itself, and that ends with it.
 
     The function returns its result and whether its process is fit for the next call, which else has a fresh one.
-    Raises what the function raises, and BrokenProcessPool if its process dies.
+    Raises what the function raises, and BrokenProcessPool, which names the exit code, if its process dies.
     """
-    result, fit = _own_process().submit(function, *args, **kwargs).result()
+    try:
+        result, fit = _own_process().submit(function, *args, **kwargs).result()
+    except BrokenProcessPool as error:
+        raise BrokenProcessPool(f"the process died with exit code {_end_own_process()}") from error
     if not fit:
-        _own_process().end()
-        _own_process.cache_clear()
+        _end_own_process()
     return result
+
+
+def _end_own_process() -> int | None:
+    """End it, so that the next call has a fresh one; its exit code."""
+    (code,) = _own_process().end()
+    _own_process.cache_clear()
+    return code
 
 
 @cache

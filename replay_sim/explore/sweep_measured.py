@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from replay_sim.batch.request import Batch
 from replay_sim.config import DecoderShape
 from replay_sim.explore.sweep_executors import in_own_process
 from replay_sim.explore.sweep_points import DesignPoint, SweptWorkload, schedule_of
-from replay_sim.explore.sweep_rows import Row, run_group
+from replay_sim.explore.sweep_rows import Row, failed_row, run_group
 from replay_sim.explore.sweep_steps import DispatchedSteps
 from replay_sim.measure.environment import describe_environment
 from replay_sim.measure.run_steps import make_backend
@@ -116,8 +117,14 @@ class MeasuredTimes:
 
 
 def run_measured(points: Sequence[DesignPoint], workload: SweptWorkload, times: MeasuredTimes) -> list[Row]:
-    """As run_group, in a process of this one's that is replaced after points that left its device unusable."""
-    return in_own_process(_run_and_look, points, workload, times)
+    """As run_group, in a process of this one's that is replaced after points that left its device unusable.
+
+    Points that end the process, as an abort or a lack of memory does, are rows that say so.
+    """
+    try:
+        return in_own_process(_run_and_look, points, workload, times)
+    except BrokenProcessPool as error:
+        return [failed_row(point, f"{type(error).__name__}: {error}") for point in points]
 
 
 def _run_and_look(

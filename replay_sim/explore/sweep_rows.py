@@ -90,6 +90,11 @@ def run_group(points: Sequence[DesignPoint], workload: SweptWorkload, times: Tim
     return [group.row(point) for point in points]
 
 
+def failed_row(point: DesignPoint, reason: str) -> Row:
+    """The row of a point that has no result, for a reason of one line or several."""
+    return dict.fromkeys(COLUMNS) | _asked(point) | dict.fromkeys(SAID, "") | {"error": _one_line(reason)}
+
+
 def is_row_of(points: Sequence[DesignPoint], row: Row) -> bool:
     """Whether a row from a file is one that `run_group` can have made of a point; `points` are all, by index.
 
@@ -142,13 +147,12 @@ class _Group:
 
     def row(self, point: DesignPoint) -> Row:
         """The row of a point; whatever it raises is its `error`."""
-        row: Row = dict.fromkeys(COLUMNS) | _asked(point) | dict.fromkeys(SAID, "")
         try:
-            return row | self._result(point)
+            return failed_row(point, "") | self._result(point)
         except ValueError as error:
-            return row | {"error": _one_line(str(error))}
+            return failed_row(point, str(error))
         except Exception as error:
-            return row | {"error": _one_line(f"{type(error).__name__}: {error}")}
+            return failed_row(point, f"{type(error).__name__}: {error}")
 
     def _result(self, point: DesignPoint) -> Row:
         """What a row says beside its knobs."""

@@ -81,6 +81,14 @@ def test_a_dask_cluster_of_two_processes_gives_the_same_rows(expected: list[Row]
         assert swept(executor, tmp_path) == expected
 
 
+def program(text: str) -> subprocess.CompletedProcess[str]:
+    """What a program has done that imports from the tests as well."""
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
+    )
+
+
 def remaining(folder: Path) -> tuple[set[int], set[int], list[Row]]:
     """Resume in this process: points that were finished before, points that were run now, and all rows."""
     ran: set[int] = set()
@@ -98,11 +106,7 @@ def remaining(folder: Path) -> tuple[set[int], set[int], list[Row]]:
 
 def test_a_killed_sweep_is_resumed_without_a_loss_and_without_a_repetition(expected: list[Row], tmp_path: Path) -> None:
     """Issue 9, point 2: SIGKILL in the middle; its workers end with it."""
-    program = KILLED.replace("FOLDER", repr(str(tmp_path)))
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
-    )
+    done = program(KILLED.replace("FOLDER", repr(str(tmp_path))))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert all(map(has_ended, map(int, done.stdout.split())))
     before, ran, rows = remaining(tmp_path)
@@ -173,6 +177,39 @@ def test_a_workers_own_process_is_kept_while_it_is_fit_and_ends_with_the_worker(
         executor.submit(in_own_process, never_end)
         raise KeyboardInterrupt
     assert has_ended(pid)
+
+
+def die() -> tuple[None, bool]:
+    os.abort()
+
+
+def test_a_workers_own_process_that_dies_is_an_error_with_its_exit_code_and_is_replaced() -> None:
+    """The error has passed from process to process."""
+    with gpu_pool(["0"]) as executor:
+        first = executor.submit(in_own_process, own_pid, True).result()
+        with pytest.raises(BrokenProcessPool, match=f"the process died with exit code -{int(signal.SIGABRT)}$"):
+            executor.submit(in_own_process, die).result()
+        second = executor.submit(in_own_process, own_pid, True).result()
+    assert first != second and has_ended(first) and has_ended(second)
+
+
+ONE_OF_THREE_DIES = """
+from concurrent.futures.process import BrokenProcessPool
+from explore.test_sweep import die, own_pid
+from replay_sim.explore.sweep_executors import gpu_pool, in_own_process
+
+with gpu_pool(["0"]) as pool:
+    for call in ((own_pid, True), (die,), (own_pid, True)):
+        try:
+            print(type(pool.submit(in_own_process, *call).result()).__name__)
+        except BrokenProcessPool:
+            print("died")
+"""
+
+
+def test_after_a_process_that_died_all_end_without_a_word() -> None:
+    done = program(ONE_OF_THREE_DIES)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["int", "died", "int"], "")
 
 
 def end_at_once(points: object, workload: object) -> list[Row]:

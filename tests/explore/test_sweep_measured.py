@@ -219,6 +219,25 @@ def test_a_point_that_breaks_its_device_is_the_only_one_to_fail_of_it(tmp_path: 
     assert before["source"] != after["source"] == last["source"] and str(os.getpid()) != after["source"]
 
 
+@attrs.frozen
+class Dying(MeasuredTimes):
+    """One point ends its process; the source of a row is its process."""
+
+    def __call__(self, point: DesignPoint, *_: object) -> Row:
+        if point.asked("window") == BREAKS:
+            os.abort()
+        return {"source": str(os.getpid())}
+
+
+def test_a_point_that_ends_its_process_is_the_only_one_to_fail_of_it(tmp_path: Path) -> None:
+    """As an assertion of a driver does, or a machine without memory."""
+    with gpu_pool(["GPU-7"]) as executor:
+        before, _, died, after, last = swept(FIVE, Dying("host", TINY, 0), executor, tmp_path, run_measured)
+    assert died["error"] == "BrokenProcessPool: the process died with exit code -6"
+    assert [row["error"] for row in (before, after, last)] == ["", "", ""]
+    assert before["source"] != after["source"] == last["source"]
+
+
 @pytest.mark.gpu
 def test_a_point_that_breaks_a_gpu_is_the_only_one_to_fail_of_it(tmp_path: Path) -> None:
     with gpu_pool(visible_gpus()[:1]) as executor:

@@ -194,7 +194,8 @@ class StepRunner:
         """Capture the PIECEWISE and then the FULL graphs, each largest first (C8).
 
         The garbage collector is collected once and off for all sizes (C9). Raises what a capture raises; the sizes
-        captured before it stay usable. CaptureError while a step or another capture of this runner runs (G4).
+        captured before it stay usable. CaptureError while a step or another capture of this runner runs (G4),
+        RuntimeError naming a buffer that moved (B4).
         """
         with self._alone_to_capture("model graphs"), garbage_collection_paused():
             for size in progress(self._in_order(self.plan.model_sizes), "PIECEWISE"):
@@ -223,6 +224,7 @@ class StepRunner:
                 "serving"
             )
         try:
+            self._fixed.check(self._named_tensors())
             yield
         finally:
             self._one_at_a_time.release()
@@ -335,7 +337,7 @@ class StepRunner:
         return StepOutput(hidden_states, pre_mix, tuple(late_aux), early_aux, record)
 
     def _named_tensors(self) -> dict[str, torch.Tensor]:
-        """What graphs read or write between steps, but the batch's metadata, which is checked when it is written."""
+        """What graphs read or write, but the batch's metadata, which is checked whenever it is written."""
         layers = self.replay_layers
         named = self._named_caches() | self.contexts.replay.named_tensors()
         for kind, tensors in (("static", layers.inputs.tensors), ("break", layers.break_buffers.tensors)):

@@ -34,7 +34,7 @@ class StaticBuffers:
     def check_rows(self, rows: int) -> None:
         """Raises ValueError if the buffers are shorter than `rows` (L4)."""
         if rows > self.max_rows:
-            raise ValueError(f"{rows} rows asked of static buffers of {self.max_rows} rows: the plan's largest size")
+            raise ValueError(f"{rows} rows asked of static buffers of {self.max_rows} rows, which a plan sizes")
 
     def check(self, values: RowTensors) -> None:
         """Raises ValueError, naming the tensor, for wrong names, count, shape, dtype or device (B3, L8)."""

@@ -153,6 +153,9 @@ def test_a_moved_buffer_is_an_error_at_the_step(backend, moved: str, tokens: int
     plan = make_plan(model_sizes=(64,), full_sizes=(), replay_sizes=(8,))
     runner = make_runner(backend, plan, replay_form=ONE_LAUNCH)
     MOVES[moved](runner.replay_layers)
+    for capture in (runner.capture_model_graphs, runner.capture_replay_graphs):
+        with pytest.raises(RuntimeError, match=f"{moved} moved from 0x"):
+            capture()
     with pytest.raises(RuntimeError, match=f"{moved} moved from 0x.* never replace it"):
         Serving(runner).step([prefill("p", tokens)])
 

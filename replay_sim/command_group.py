@@ -34,13 +34,14 @@ def group() -> None:
 def run(args: list[str]) -> int:
     """Run the command that `args` name, or show what there is; the exit status.
 
-    Raises KeyboardInterrupt where the user stops it, ValueError for a command line that cannot be used, and whatever
-    the command raises.
+    Raises KeyboardInterrupt where the user stops it, before which Click's own `main` would print a blank line,
+    ValueError for a command line that cannot be used, and whatever the command raises.
     """
     try:
-        status = group.main(args or ["--help"], prog_name="replay-sim", standalone_mode=False)
-    except click.Abort:
-        raise KeyboardInterrupt from None
+        with group.make_context("replay-sim", args or ["--help"]) as context:
+            status = group.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.ClickException as error:
         raise ValueError(error.format_message()) from error
     return status if isinstance(status, int) else 0

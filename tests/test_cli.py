@@ -148,9 +148,23 @@ def test_a_fault_of_the_program_shows_its_traceback(monkeypatch: pytest.MonkeyPa
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a fault")
 
-    monkeypatch.setattr(group, "main", broken)
+    monkeypatch.setattr(group, "invoke", broken)
     with pytest.raises(TypeError):
         cli.main(["plan", "default"])
+
+
+def test_an_interrupt_of_a_command_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs, and while the help gathers all of them."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("replay_sim.commands.plan.load_config", interrupted)
+    assert run(capsys, "plan", "default") == (130, "", "replay-sim: interrupted\n")
+    monkeypatch.setattr(group, "get_command", interrupted)
+    assert run(capsys, "--help") == (130, "", "replay-sim: interrupted\n")
 
 
 INTERRUPTED_AT = """
@@ -171,7 +185,7 @@ def test_an_interrupt_while_it_starts_is_one_line(name: str) -> None:
     """From the first import that takes time to the last."""
     program = INTERRUPTED_AT.replace("NAME", repr(name))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "replay-sim: interrupted")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "replay-sim: interrupted\n")
 
 
 def test_until_an_interrupt_can_be_met_nothing_is_loaded() -> None:

@@ -43,7 +43,9 @@ def command(
 
     began = time.perf_counter()
     if execute == "none":
-        _options.refuse_unused(context, ("steps",), ": it needs execute, without which no step is run")
+        _options.refuse_unused(
+            context, ("steps",), ": it needs execute host, cuda or auto, without which no step is run"
+        )
     _options.refuse_beside_trace(context, ("requests", "seed") if execute == "none" else ("requests",))
     make_plan(load_config(config))  # bad settings are refused before the slow imports
     from replay_sim.explore.evidence import gather

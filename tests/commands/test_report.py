@@ -47,8 +47,11 @@ def test_names_that_no_terminal_and_no_page_can_hold_are_escaped(capsys, tmp_pat
         (("default", "--trace", "absent.csv", "--out", "x"), "absent.csv: line 1, file: expected a readable file"),
         (("default", "--requests", "1", "--out", "/dev/null/x"), "/dev/null"),
         (("default", "--requests", "0", "--out", "x"), "--requests"),
-        (("default", "--steps", "9", "--out", "x"), "steps is 9: it needs execute"),
-        (("default", "--steps", "9", "--execute", "none", "--out", "x"), "steps is 9: it needs execute"),
+        (("default", "--steps", "9", "--out", "x"), "steps is 9: it needs execute host, cuda or auto"),
+        (
+            ("default", "--steps", "9", "--execute", "none", "--out", "x"),
+            "steps is 9: it needs execute host, cuda or auto",
+        ),
         (("default", "--trace", "t.csv", "--requests", "9", "--out", "x"), "requests is 9 and trace is 't.csv'"),
         (
             ("default", "--trace", "t.csv", "--requests", "9", "--execute", "host", "--out", "x"),

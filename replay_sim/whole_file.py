@@ -20,8 +20,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The name is known before the file is there, so that an interrupt at any point leaves none."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    """The name is known before the file is there, so that an interrupt at any point leaves none.
+
+    It is short, so that any name which a file can have can be written.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:

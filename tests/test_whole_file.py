@@ -18,6 +18,12 @@ def test_a_file_is_written_with_its_folder_and_can_be_read_by_others(tmp_path) -
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_name_as_long_as_a_file_can_have_is_written(tmp_path) -> None:
+    path = tmp_path / ("x" * os.pathconf(tmp_path, "PC_NAME_MAX"))
+    write_whole(path, "first")
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize("failing", ["open", "fdopen", "chmod", "replace"])
 def test_a_failure_at_any_point_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing: str) -> None:
     path = tmp_path / "page.html"

@@ -39,10 +39,10 @@ class PointsFile:
             there = path.exists()
             end = self._read(head) if there else 0
             if there and not resume:
-                raise ValueError(
-                    f"{path}: holds {len(self.rows):,} points of this sweep, which did not end; --resume goes on with "
-                    "them, or delete the file"
-                )
+                held = f"holds {len(self.rows):,} points of this sweep, which did not end; --resume goes on with them"
+                if not path.stat().st_size:
+                    held = "is empty; --resume takes it for the finished points"
+                raise ValueError(f"{path}: {held}, or delete the file")
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if there else os.O_CREAT | os.O_EXCL), 0o644)
             os.ftruncate(self._handle, end)

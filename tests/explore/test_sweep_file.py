@@ -69,6 +69,15 @@ def test_a_file_that_is_there_is_not_overwritten(path: Path) -> None:
     assert path.read_bytes() == data
 
 
+def test_an_empty_file_that_is_there_is_said_to_be_empty(path: Path) -> None:
+    """Nobody knows who made it."""
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(ValueError, match=f"{path}: is empty; --resume takes it for the finished points, or delete the"):
+        PointsFile(path, ONE, numbered, resume=False)
+    assert path.read_bytes() == b""
+
+
 def test_with_nothing_to_resume_it_starts(path: Path) -> None:
     with PointsFile(path, ONE, numbered, resume=True) as file:
         assert file.rows == {} and path.read_bytes().count(b"\n") == 1

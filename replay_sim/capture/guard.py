@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,7 @@ _HOST_READ_METHODS = {
     torch.Tensor.__format__,
 }
 _HOST_WRITES = {torch.tensor, torch.as_tensor, torch.asarray}
-_NOT_DATA = {torch.Tensor.new_tensor: (torch.Tensor,), torch.Tensor.new: (torch.Tensor, torch.Size, int)}
+_NOT_DATA = {torch.Tensor.new_tensor: (torch.Tensor,), torch.Tensor.new: (torch.Tensor, torch.Size, numbers.Integral)}
 """Methods that make a tensor of host data, and what they may be given instead: a tensor, or sizes."""
 
 
@@ -77,21 +78,27 @@ def check_operation(operation: Any, args: tuple, kwargs: dict[str, Any]) -> None
             raise CaptureError(f"{operation} copies between {' and '.join(sorted(devices))}: {_READ_REMEDY}")
     if packet is aten.lift_fresh:
         _check_lifted(operation, args[0])
-    elif packet is not aten.fill_ and any(hasattr(arg, "_is_host_number") for arg in args):
+    elif packet is not aten.fill_ and any(map(_holds_host_number, (*args, *kwargs.values()))):
         raise CaptureError(
-            f"{operation} copies a number from the host, which no graph can replay: fill a slice, use index_fill_ or "
-            "masked_fill_, or make it a tensor before the capture"
+            f"{operation} takes a number from the host, whose value a replay would not see change: fill a slice, use "
+            "index_fill_ or masked_fill_, or make it a tensor before the capture"
         )
 
 
 def _check_lifted(operation: OpOverload, made: torch.Tensor) -> None:
     """Refuses a tensor that the host has just made, but for a number, which is marked as one.
 
-    A GPU fills a slice with a number that is assigned to it; any other operation on that number copies from the host.
+    A GPU fills a slice with a number that is assigned to it; any other operation copies that number from the host, or
+    is launched with its value.
     """
     if made.dim():
         raise CaptureError(f"{operation} copies host data, such as a list, into the capture, {_DATA_REMEDY}")
     made._is_host_number = True  # type: ignore[attr-defined]
+
+
+def _holds_host_number(arg: Any) -> bool:
+    """Whether an argument is a marked number or a list with one, deeper than which no operation's arguments are."""
+    return any(map(_holds_host_number, arg)) if isinstance(arg, list | tuple) else hasattr(arg, "_is_host_number")
 
 
 class OperationGuard(TorchDispatchMode):

@@ -66,6 +66,13 @@ def test_an_index_given_by_keyword_is_looked_at(x) -> None:
         check_operation(index, (x,), {"indices": [None, x > 0]})
 
 
+def test_a_number_given_by_keyword_is_looked_at(x) -> None:
+    """C10."""
+    with pytest.raises(CaptureError, match="aten.add.* takes a number"), OperationGuard():
+        given = number(2.0)
+        check_operation(torch.ops.aten.add.Tensor, (x,), {"other": given})
+
+
 def test_an_operation_that_fails_inside_a_capture_is_named_beside_its_own_error(x) -> None:
     """C7, C10: the original error is what the caller sees."""
     with pytest.raises(RuntimeError) as raised, OperationGuard():
@@ -78,6 +85,10 @@ def test_a_method_that_reads_on_the_host_is_refused_by_its_name(x, read) -> None
     """C10: also where it dispatches no operation."""
     with pytest.raises(CaptureError, match=f"Tensor.{read.__name__} reads a device value"), HostAccessGuard():
         read(x[:1])
+
+
+def number(value: float) -> Tensor:
+    return torch.from_numpy(np.array(value, dtype=np.float32 if isinstance(value, float) else np.int64))
 
 
 HOST_DATA = {
@@ -93,9 +104,13 @@ HOST_DATA = {
     "torch.Tensor": (lambda x: torch.Tensor([1.0, 2.0, 3.0]), "aten.lift_fresh.* copies host data"),
     "torch.FloatTensor": (lambda x: torch.FloatTensor([1.0, 2.0, 3.0]), "aten.lift_fresh.* copies host data"),
     "a list as an index": (lambda x: x[[2, 0, 1]], "aten.lift_fresh.* copies host data, such as a list"),
-    "a number of NumPy as a tensor": (lambda x: torch.from_numpy(np.array(2.0)) * 2, "aten.mul.* copies a number"),
-    "a number in one element": (lambda x: x.clone().__setitem__(0, 2.0), "aten.copy_.* copies a number"),
-    "a number in rows": (lambda x: x.clone().__setitem__(PLACES, 2.0), "aten.index_put_.* copies a number"),
+    "Tensor.new of an array": (lambda x: x.new(np.ones(3)), "Tensor.new copies host data"),
+    "a number in one element": (lambda x: x.clone().__setitem__(0, 2.0), "aten.copy_.* takes a number from the host"),
+    "a number in rows": (lambda x: x.clone().__setitem__(PLACES, 2.0), "aten.index_put_.* takes a number"),
+    "a number of NumPy as a tensor": (lambda x: x * number(2.0), "aten.mul.* takes a number from the host, whose valu"),
+    "a number of NumPy where a mask is": (lambda x: x.masked_fill(x > 0, number(2.0)), "aten.masked_fill.* takes a n"),
+    "a number of NumPy among tensors": (lambda x: torch.stack([number(2.0), x[0]]), "aten.stack.* takes a number"),
+    "a number of NumPy as an index": (lambda x: x.index_put((number(1),), x[0]), "aten.index_put.* takes a number"),
 }
 
 
@@ -134,6 +149,7 @@ NO_DATA = {
     "a number everywhere": (lambda x: fill(x.clone(), ...), [5.0, 5.0, 5.0]),
     "a number by index_fill": (lambda x: x.index_fill(0, PLACES, 5.0), [5.0, 0.0, 5.0]),
     "memory by its size": (lambda x: x.new(3).copy_(x), list(VALUES)),
+    "memory by a size of NumPy": (lambda x: x.new(np.int64(3)).copy_(x), list(VALUES)),
     "memory by its shape": (lambda x: x.new(torch.Size((3,))).copy_(x), list(VALUES)),
     "memory of the default type": (lambda x: torch.Tensor(3).copy_(x), list(VALUES)),
     "a new tensor of a tensor": (lambda x: x.new_tensor(x) + 1, [0.0, 1.0, 3.0]),

@@ -57,14 +57,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
-    import torch
-
-    if not torch.cuda.is_available():
+    if not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 _tables_of_workers: list[str] = []
+GPU_HERE = "What is tested on a GPU ran on this machine's, as far as it was selected."
+NO_GPU = "No GPU here: what is tested on one was skipped; replay_sim/records/tests-nvidia-h200.md says where it ran."
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -86,3 +92,4 @@ def pytest_terminal_summary(terminalreporter) -> None:
     if table:
         terminalreporter.section("known faults")
         terminalreporter.write_line(table)
+        terminalreporter.write_line(GPU_HERE if _has_gpu() else NO_GPU)

@@ -83,6 +83,29 @@ def test_the_regions_host_times_are_those_of_its_record() -> None:
     assert found == (str(one[0]["num_replay_layers"]), rows, *spans)
 
 
+def test_what_one_launch_is_worth_in_a_step_is_that_of_the_records() -> None:
+    """Steps of one batch in both forms of replay graphs, paired in the order in which they were measured."""
+    ratios = []
+    for name, record in RECORDS.items():
+        if record.kind == "steps":
+            breakable, one = (
+                [point for point in record.points if point["arm"] == arm]
+                for arm in ("piecewise_replay_graphs", "piecewise_replay_one_launch")
+            )
+            for p, q in zip(breakable, one, strict=True):
+                assert all(p[key] == q[key] for key in ("num_tokens", "num_reqs", "window", "computed")), name
+                ratios.append(p["step_us"] / q["step_us"])
+    said = re.search(r"took ([\d.]+) to ([\d.]+) times as long as one in one launch \((\d+) pairs, ([\d.]+) in", README)
+    assert said and said.groups() == (
+        f"{min(ratios):.2f}", f"{max(ratios):.2f}", str(len(ratios)), f"{sorted(ratios)[len(ratios) // 2]:.3f}"
+    )  # fmt: skip
+    model, replay = RECORDS["capture-default-nvidia-h200.json"].points
+    found = re.search(r"are (\d+) segments, ([\d.]+) s and (\d+) MiB\.", README)
+    assert found and found.groups() == (
+        str(replay["num_segments"]), f"{replay['seconds']:.1f}", str(replay["reserved_bytes"] // MIB)
+    )  # fmt: skip
+
+
 def test_the_error_of_the_prediction_is_said_as_it_is() -> None:
     pools = [record for record in RECORDS.values() if record.kind == "pool"]
     largest = max(

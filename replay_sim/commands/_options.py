@@ -20,7 +20,9 @@ def refuse_unused(context: click.Context, names: Iterable[str], why: str) -> Non
     """Raise ValueError for the first of these options that was given on the command line; `why` says what it lacks."""
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ValueError(f"{name} is {context.params[name]!r}{why}")
+            value = context.params[name]
+            said = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+            raise ValueError(f"{name} is {said}{why}")
 
 
 def refuse_beside_trace(context: click.Context, names: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ KEPT_FROM_THE_LIMIT = {
 def measure_kernels(
     shape: DecoderShape, backend: CaptureBackend, seed: int
 ) -> tuple[list[Point], dict[str, object], str]:
-    """Time each kernel on the rows of the region suite's steps; points, settings with notes, and a table.
+    """Time each kernel on the rows of the region suite's steps; points, settings, with notes on a GPU, and a table.
 
     A point is one call's share of a graph with one call for each replay layer, in that layer's caches. `bytes` are each
     operand's read or written once, `loaded_bytes` what the programs load of the caches, `limit_us` the bytes or the
@@ -52,7 +52,9 @@ def measure_kernels(
         for size in sizes:
             region = Region(runner, {}, size, seed)
             points += [_point(op, timing, region, rates) for op, timing in _time(region)]
-    settings = rate_settings(rates) | {"notes": kernel_notes(points, rates)}
+    settings: dict[str, object] = rate_settings(rates)
+    if backend.name == "cuda":
+        settings |= {"notes": kernel_notes(points, rates)}
     columns = ("op", "rows", "device_us", "limit_us", "bytes", "loaded_bytes", "flops")
     return points, settings, tabulate([[p[key] for key in columns] for p in points], columns, tablefmt="pipe")
 

@@ -108,9 +108,12 @@ def run_suites(names: Iterable[str], request: MeasureRequest, out: Path) -> Iter
     """Run the named suites, write each record into `out`, and yield its path and a summary in markdown.
 
     A record's name is its kind, its suite's subject and the device; a sweep of steps is written when it is done.
-    Raises ValueError for what cannot be run, and OSError before anything runs where `out` cannot be made.
+    Raises ValueError for what cannot be run, and before anything runs where `out` cannot be made.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out is {str(out)!r}: no folder can be made there: {error.strerror}") from None
     for name in dict.fromkeys(names):
         results = _steps(request) if name == STEPS else [SUITES[name](request)]
         for records, summary in results:
@@ -194,7 +197,9 @@ def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
 def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
     """Gather and scatter of rows, an operation a tensor and fused, against the copy bandwidth of the same run."""
     points, settings, summary = measure_movement(request.shape, request.backend, request.seed)
-    return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary
+    return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary + _of_a_cpu(
+        request
+    )
 
 
 def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:
@@ -228,7 +233,14 @@ def _region(request: MeasureRequest) -> tuple[list[Record], str]:
     forms = _record(request, "capture", settings | {"subject": f"{request.shape.name}-replay-forms"}, captures)
     measured = _record(request, "kernels", settings | rates, kernels)
     region = _record(request, "region", settings | {"notes": region_notes(regions)}, regions)
-    return [region, forms, measured], f"{summary}\n\n{table}"
+    return [region, forms, measured], f"{summary}\n\n{table}{_of_a_cpu(request)}"
+
+
+def _of_a_cpu(request: MeasureRequest) -> str:
+    """What the times of kernels are on the host backend, which runs a plain implementation in their stead."""
+    if request.backend.name == "cuda":
+        return ""
+    return "\n\nTimes are of this CPU, which runs plain operations where a GPU runs kernels: only counts carry over."
 
 
 def _laptop(request: MeasureRequest) -> tuple[list[Record], str]:

@@ -21,14 +21,14 @@ UNREAD = {
         "--suite region --arrangement shared",
         "arrangement is 'shared': it needs suite pool",
     ),
-    "a sweep of no steps": ("--suite run --sweep decode", "sweep is ('decode',): it needs suite steps"),
+    "a sweep of no steps": ("--suite run --sweep decode", "sweep is 'decode': it needs suite steps"),
     "an arm of no steps": (
         "--suite region --arm full",
-        "arm is ('full',): it needs suite steps with sweep threshold, ",
+        "arm is 'full': it needs suite steps with sweep threshold, ",
     ),
     "an arm of a sweep without arms": (
         "--suite steps --sweep layers --sweep capture --arm full",
-        "arm is ('full',): it needs suite steps with sweep threshold, ",
+        "arm is 'full': it needs suite steps with sweep threshold, ",
     ),
     "a config of rows alone": ("--suite movement --preset default", "preset is 'default': it needs suite run, pool, "),
     "a config of other windows": (

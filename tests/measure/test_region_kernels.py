@@ -39,7 +39,8 @@ def test_each_kernel_has_a_point_of_each_size_that_is_one_layers_share(measured)
     for point in points:
         assert point.keys() >= REQUIRED_POINT_KEYS["kernels"]
         assert (point["device_us"], point["n"]) == (pytest.approx(60 / TINY.num_replay_layers, abs=0.01), 3)
-    assert len(settings["notes"]) == len(KEPT_FROM_THE_LIMIT) and table.count("\n") == 1 + len(points)
+    assert table.count("\n") == 1 + len(points)
+    assert "notes" not in settings, "they say of a GPU's kernels what keeps them from its limit"
     written = next(p for p in points if p["op"] == "KV write")
     assert written["bytes"] == 8 * (2 * TINY.head_dim * TINY.dtype_bytes + 8)
 

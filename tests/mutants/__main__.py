@@ -30,7 +30,9 @@ OUT_OF_MEMORY = Path("/proc/self/oom_score_adj")
 
 
 @click.command()
-@click.option("--sample", "count", default=400, show_default=True, help="Mutants, as many of each room.")
+@click.option(
+    "--sample", "count", type=click.IntRange(4), default=400, show_default=True, help="Mutants, as many of each room."
+)
 @click.option("--seed", default=8, show_default=True, help="Chooses them.")
 @click.option("--workers", default=os.cpu_count(), show_default="one a core", help="Mutants at a time.")
 @click.option("--seconds", default=86400.0, show_default=True, help="Begin no mutant after so many.")

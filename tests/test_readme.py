@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 
+from replay_sim.config import load_config
 from replay_sim.config.shapes import FLASH_RANK
 from replay_sim.explore.step_tables import PREFILL_SWEEPS
 from replay_sim.measure.records import bundled_records
@@ -12,6 +13,7 @@ from replay_sim.measure.step_model import HOST_BOUND, HOST_SHARE, bundled_model
 from replay_sim.measure.step_report import roofline_shares
 from replay_sim.measure.step_sweeps import STEP_SWEEPS
 from replay_sim.measure.trim_model import modelled_crossings
+from replay_sim.plan import make_plan
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 RECORDS = dict(bundled_records())
@@ -36,11 +38,13 @@ def pool(arrangement: str, order: str, group: str) -> dict:
 
 
 def test_the_table_is_that_of_the_records() -> None:
-    """Segments of the model graphs are those captured; a breakable replay graph has one more than layers."""
-    model, replay = RECORDS["capture-default-nvidia-h200.json"].points
+    """A segment before each break and one after the last: attention, or KV write and replay behind the cut."""
+    plan, layers, cut = make_plan(load_config("default")), FLASH_RANK.num_layers, FLASH_RANK.cut
+    breaking = len(plan.breaking_sizes)
+    whole = len(plan.model_sizes) - breaking
     segments = {
-        "model": model["num_segments"],
-        "replay": replay["num_graphs"] * (FLASH_RANK.num_replay_layers + 1),
+        "model": len(plan.full_sizes) + whole * (layers + 1) + breaking * (cut + 2),
+        "replay": len(plan.replay_sizes) * (layers - cut + 1),
     }
     for cells, point in (
         (row("model", "largest first"), pool("shared", "largest_first", "model")),

@@ -13,7 +13,7 @@ from replay_sim.replay.break_buffers import BreakBuffers
 from replay_sim.replay.context import ForwardContext, ReplayBatch, get_forward_context, use_forward_context
 from replay_sim.replay.graphs import ReplayForm, ReplayGraphs
 from replay_sim.replay.movement import gather_rows, scatter_into, zero_rows
-from replay_sim.replay.row_ops import store_addresses
+from replay_sim.replay.row_ops import check_inputs, store_addresses
 from replay_sim.replay.row_tensors import RowTensors
 from replay_sim.replay.static_buffers import StaticBuffers
 
@@ -84,15 +84,17 @@ class ReplayLayers:
         tokens = context.padded_tokens
         if context.mode is CudagraphMode.PIECEWISE:
             targets = tuple(self.break_buffers.view(tokens).values())
-            self._store_addresses(inputs)
+            check_inputs(inputs)
             self.spec.write_batch_kv(inputs)
+            self._store_addresses(inputs)
             replay_break(self, dict(inputs))
             return targets
         batch = self._replay_batch()
         if self._is_one_launch() and batch.context.mode is CudagraphMode.PIECEWISE:
             targets = tuple(self.break_buffers.view(tokens).values())
-            self._store_addresses(inputs)
+            check_inputs(inputs)
             self.spec.write_batch_kv(inputs)
+            self._store_addresses(inputs)
             self.run_into_break_buffers(inputs)
             return targets
         self.spec.write_batch_kv(inputs)

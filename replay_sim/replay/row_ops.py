@@ -22,6 +22,13 @@ _library.define(
 _ops = torch.ops.replay_sim
 
 
+def check_inputs(inputs: RowTensors) -> None:
+    """Raises ValueError naming an input whose rows kernels cannot read: not contiguous or not aligned to 16 bytes."""
+    for name, value in inputs.items():
+        if value is not None:
+            _check_rows(name, value)
+
+
 def store_addresses(table: torch.Tensor, inputs: RowTensors) -> None:
     """Write where each input's rows begin into `table` int64 (inputs,), 0 for an absent one.
 
@@ -30,9 +37,7 @@ def store_addresses(table: torch.Tensor, inputs: RowTensors) -> None:
     another length or dtype.
     """
     _check_is("table", table, torch.int64, (len(inputs),))
-    for name, value in inputs.items():
-        if value is not None:
-            _check_rows(name, value)
+    check_inputs(inputs)
     _ops.store_addresses_.default(table, list(inputs.values()))
 
 

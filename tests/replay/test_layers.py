@@ -264,6 +264,16 @@ def test_a_deferred_hidden_state_is_refused_where_a_replay_batch_is_used(model, 
     assert model.kv_writes == [] and model.layer_runs == []
 
 
+def test_an_input_whose_rows_no_kernel_can_read_is_refused_in_a_graph_that_breaks(model) -> None:
+    """L8, B3: before any KV is written; graphs of either form may gather it from its address."""
+    context = step_context(model, PIECEWISE, NONE)
+    inputs = model.inputs(context.padded_tokens)
+    inputs["residual"] = inputs["residual"].transpose(1, 2).contiguous().transpose(1, 2)
+    with use_forward_context(context), pytest.raises(ValueError, match="residual has strides"):
+        model.layers(THRESHOLD)(inputs)
+    assert model.kv_writes == [] and model.layer_runs == []
+
+
 @pytest.mark.parametrize("mode", [NONE, PIECEWISE])
 def test_a_row_index_of_int32_is_refused_in_a_step(model, mode) -> None:
     """G8: on the eager path too, not only where a graph is replayed."""

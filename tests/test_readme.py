@@ -79,6 +79,7 @@ def test_the_regions_host_times_are_those_of_its_record() -> None:
         for values in ([p["host_us"] for p in one], [p["host_p10"] for p in one], [p["host_us"] for p in breakable])
     ]
     rows = f"{min(p['rows'] for p in one)} to {max(p['rows'] for p in one):,} rows"
+    assert {p["n"] for p in points} == {int(count) for count in re.findall(r"medians of (\d+) steps: for", README)}
     (found,) = re.findall(
         r"for (\d+) layers and ([\d, to]+ rows) the region then takes the host ([\d, to]+) µs "
         r"\(([\d, to]+) at the 10th percentile\) where the breakable form takes ([\d, to]+), and",
@@ -103,7 +104,10 @@ def test_what_one_launch_is_worth_in_a_step_is_that_of_the_records() -> None:
     assert said and said.groups() == (
         f"{min(ratios):.2f}", f"{max(ratios):.2f}", str(len(ratios)), f"{sorted(ratios)[len(ratios) // 2]:.3f}"
     )  # fmt: skip
-    model, replay = RECORDS["capture-default-nvidia-h200.json"].points
+    capture = RECORDS["capture-default-nvidia-h200.json"]
+    buffers = [f"{int(str(capture.settings[f'{kind}_buffer_bytes'])) / MIB:.0f}" for kind in ("static", "break")]
+    assert re.findall(r"(\d+) MiB of input and (\d+) MiB of break buffers", README) == [tuple(buffers)]
+    _, replay = capture.points
     found = re.search(r"are (\d+) segments, ([\d.]+) s and (\d+) MiB\.", README)
     assert found and found.groups() == (
         str(replay["num_segments"]), f"{replay['seconds']:.1f}", str(replay["reserved_bytes"] // MIB)

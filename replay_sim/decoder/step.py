@@ -133,7 +133,8 @@ class StepRunner:
 
     def _make_replay_layers(self, form: ReplayForm) -> ReplayLayers:
         shape, plan = self.shape, self.plan
-        one_launch = bool(plan.replay_sizes) and form is ReplayForm.ONE_LAUNCH
+        one_launch = plan.replay_sizes and form is ReplayForm.ONE_LAUNCH
+        eager_rows = plan.max_num_batched_tokens if one_launch else 0
         dtype: torch.dtype = getattr(torch, shape.dtype)
         device = self.backend.device
         inputs = StaticBuffers(
@@ -141,7 +142,7 @@ class StepRunner:
         )
         outputs = BreakBuffers(
             output_specs(shape.hidden_size, shape.hc_mult, dtype, len(shape.late_aux_layers)),
-            max(*plan.breaking_sizes, plan.max_num_batched_tokens if one_launch else 0, 0),
+            max((*plan.breaking_sizes, eager_rows)),
             device,
         )
         spec = ReplaySpec(

@@ -197,9 +197,8 @@ def _pool(request: MeasureRequest) -> tuple[list[Record], str]:
 def _movement(request: MeasureRequest) -> tuple[list[Record], str]:
     """Gather and scatter of rows, an operation a tensor and fused, against the copy bandwidth of the same run."""
     points, settings, summary = measure_movement(request.shape, request.backend, request.seed)
-    return [_record(request, "movement", {"subject": request.shape.name, **settings}, points)], summary + _of_a_cpu(
-        request
-    )
+    record = _record(request, "movement", {"subject": request.shape.name, **settings}, points)
+    return [record], f"{summary}{_of_a_cpu(request)}"
 
 
 def _steps(request: MeasureRequest) -> Iterator[tuple[list[Record], str]]:

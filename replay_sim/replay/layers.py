@@ -83,20 +83,10 @@ class ReplayLayers:
         self.inputs.check(inputs)
         tokens = context.padded_tokens
         if context.mode is CudagraphMode.PIECEWISE:
-            targets = tuple(self.break_buffers.view(tokens).values())
-            check_inputs(inputs)
-            self.spec.write_batch_kv(inputs)
-            self._store_addresses(inputs)
-            replay_break(self, dict(inputs))
-            return targets
+            return self._into_break_buffers(inputs, tokens, replay_break)
         batch = self._replay_batch()
         if self._is_one_launch() and batch.context.mode is CudagraphMode.PIECEWISE:
-            targets = tuple(self.break_buffers.view(tokens).values())
-            check_inputs(inputs)
-            self.spec.write_batch_kv(inputs)
-            self._store_addresses(inputs)
-            self.run_into_break_buffers(inputs)
-            return targets
+            return self._into_break_buffers(inputs, tokens, ReplayLayers.run_into_break_buffers)
         self.spec.write_batch_kv(inputs)
         with use_forward_context(batch.context):
             outputs = self._run_rows(batch, inputs)
@@ -104,8 +94,16 @@ class ReplayLayers:
         scatter_into(batch.rows, outputs, fresh)
         return fresh
 
-    def _store_addresses(self, inputs: RowTensors) -> None:
+    def _into_break_buffers(
+        self, inputs: RowTensors, tokens: int, run: Callable[[ReplayLayers, RowTensors], None]
+    ) -> tuple[torch.Tensor, ...]:
+        """What a step that fills the break buffers does around `run`, which does so; inputs are refused before KV."""
+        targets = tuple(self.break_buffers.view(tokens).values())
+        check_inputs(inputs)
+        self.spec.write_batch_kv(inputs)
         store_addresses(self.input_addresses, {spec.name: inputs[spec.name] for spec in self.inputs.specs})
+        run(self, dict(inputs))
+        return targets
 
     def run_into_break_buffers(self, inputs: RowTensors) -> None:
         """Run the layers on the step's replay batch, in its graph if it has one, and fill the break buffers (L4-L6).

@@ -176,8 +176,8 @@ class Served:
 
         breaking = [size for size in plan.model_sizes if plan.trim_threshold and size >= plan.trim_threshold]
         replay = sizes(plan.replay_sizes, "replay")
-        holds_budget = world.forms[0] is ReplayForm.ONE_LAUNCH
-        held = max(*breaking, plan.max_num_batched_tokens if holds_budget else 0, 0)
+        eager_rows = plan.max_num_batched_tokens if world.forms[0] is ReplayForm.ONE_LAUNCH else 0
+        held = max((*breaking, eager_rows))
         if step.form is ReplayForm.ONE_LAUNCH and tokens > held:
             replay = Sizes(plan.replay_sizes, ())
         kinds = {"FULL": sizes(plan.full_sizes, "FULL"), "PIECEWISE": sizes(plan.model_sizes, "PIECEWISE")}
